@@ -191,6 +191,14 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
+_FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+_ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
+    "steps": "say `epochs`: N / B steps are one",
+}
+"""Arguments of other libraries -> what there is in their place."""
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 
@@ -205,9 +213,14 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in signature.parameters:
-                how = "set fields of an object where it is created, as in dpopt.create('dp_adam', lr=0.1)"
-                raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {how}")
-        bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+                problem = f"{function.__name__} takes no such argument"
+                if name in _ELSEWHERE:
+                    raise ConfigError(name, kwargs[name], f"{problem}; {_ELSEWHERE[name]}")
+                raise unknown(name, name, signature.parameters, problem)
+        try:
+            bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+        except TypeError as error:
+            raise ConfigError(function.__name__, list(kwargs), str(error)) from error
         for name, value in bound.arguments.items():
             converted = convert(value, kinds[name], name, {})
             # What is derived from arguments, such as noise, tells 5 from 5.0.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape
 from typing import NamedTuple
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
@@ -66,6 +67,7 @@ def _latex(text: str) -> str:
 PLAIN = TextFormat(line, str, str)
 MARKDOWN = TextFormat(_markdown, "**{}**".format, "*{}*".format)
 LATEX = TextFormat(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
+HTML = TextFormat(lambda text: escape(line(text)), "<b>{}</b>".format, "<i>{}</i>".format)
 TERMINAL = TextFormat(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
 MARKED = TextFormat(line, "**{}**".format, "*{}*".format)

@@ -167,7 +167,13 @@ REFUSED_CALLS = [
     ({"optimizer": torch.optim.SGD}, r"^optimizer: <class .* dpopt\.create\('torch_optim', optimizer='torch\."),
     ({"optimizer": torch.optim.SGD([torch.ones(1)])}, r"(?s)^optimizer: SGD .* dpopt\.create\('torch_optim', "),
     ({"lr": 0.1}, r"^lr: .*fit takes no such argument; set fields .* where it is created, as in dpopt\.create\("),
-    ({"epoch": 3}, "^epoch: .* did you mean 'epochs'"),
+    ({"epoch": 3}, r"^epoch: .* did you mean 'epochs'\?$"),
+    ({"eps": 3}, r"^eps: .* did you mean 'epsilon'\?$"),
+    ({"frobnicate": 3}, "^frobnicate: .* known: .*batch_size, .*epsilon"),
+    ({"noise_multiplier": 1.1}, "^noise_multiplier: .* the noise is solved for `epsilon`"),
+    ({"steps": 10}, "^steps: .* say `epochs`"),
+    ({"model": torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))}, r"dpopt\.privatize\(model\)"),
+    ({"train": (np.array([["a", 1]] * 60, object), oddities.records()[1][:60])}, "^train.*: 'texts' .* encode"),
     ({"loss_": torch.nn.CrossEntropyLoss()}, r"^loss: .* shape \(3,\): use reduction='none'$"),
     ({"loss_": lambda output, _: output}, r"^loss: .*\[3, 2\].* squeeze or average it over all but the first axis$"),
     ({"epochs": 1e-9}, r"^epochs: 1e-09 .* makes no draw: one of B = 20 takes 0\.333 epochs$"),
@@ -197,6 +203,11 @@ REFUSED_CALLS = [
 def test_fit_refuses(changes, message):
     with pytest.raises(ConfigError, match=message):
         fit(**changes)
+
+
+def test_a_missing_argument_is_named():
+    with pytest.raises(ConfigError, match=r"^fit: .* missing a required argument: 'epsilon'"):
+        dpopt.fit(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy, oddities.records(), optimizer="fiber")
 
 
 def nothing():

@@ -69,7 +69,7 @@ def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkey
     assert "images(data=cifar10, subset=bitfit): d = 27,658, 5.3e+09 FLOPs a gradient" in "\n".join(tables)
     assert cells.startswith("36 distinct cells")
     assert re.fullmatch(r"8.6e\+06 gradient evaluations, 6.6e\+16 FLOPs to run, about .* with workers = 1", estimate)
-    assert basis.startswith("~ by FLOPs (50% of a product of matrices here) and 2 ms a gradient")
+    assert basis == "~ by FLOPs (50% of a product of matrices here), 2 ms a gradient and 0.1 s to prepare a cell"
     assert absent == f"loaded from the hub when first needed: data cifar10; weights {WEIGHTS}"
 
 

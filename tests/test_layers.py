@@ -7,7 +7,7 @@ from dpopt.testing.imports import forbidden_imports, imports
 PACKAGE = Path(__file__).parents[1] / "dpopt"
 FLOORS = [
     {"errors", "markup", "_lazy", "_paths"},
-    {"fields", "files", "_extras"},
+    {"fields", "files", "_extras", "bars"},
     {"documents"},
     {"types", "configurations"},
     {"clipping"},

@@ -81,3 +81,21 @@ def test_slurm_is_refused_where_there_is_none(of_suite, capsys):
     pytest.importorskip("submitit")
     assert main(["run", *of_suite, "engine=slurm"]) == 2
     assert "srun" in capsys.readouterr().err
+
+
+def test_a_suite_is_watched_until_its_cells_have_ended(of_suite, tmp_path, capsys, monkeypatch):
+    """A result that is away for the first look is back for the second."""
+    assert main(["run", *of_suite, "seeds=[0, 1]"]) == 0
+    capsys.readouterr()
+    store = Store(tmp_path / "results")
+    (lost, *_) = [cell["run_id"] for cell in store.manifest("small")["cells"]]
+    store.folder(lost, "run.json").rename(store.root / "away")
+
+    def come_back(seconds):
+        (store.root / "away").rename(store.folder(lost, "run.json"))
+
+    monkeypatch.setattr("dpopt.cli.results.time.sleep", come_back)
+    assert main(["status", *of_suite, "watch=true"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert "1 done" in first
+    assert "2 done" in last

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpopt import bars
 from dpopt.markup import line, lines
 
 
@@ -20,6 +21,7 @@ class _Plain(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """See `rich.console.Console`."""
+        bars.has_spoken = True
         super().print(*(lines(each) if isinstance(each, str) else each for each in objects), **options)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.progress import track
-
+from dpopt import bars
 from dpopt.cli.console import ERR, OUT, print_lines, print_table, report_problems
 from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError
@@ -28,24 +28,35 @@ _By = Literal["epsilon", "draws", "gradients", "seconds"]
 _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
 
+@dataclass(frozen=True, kw_only=True)
 class Status(OfSuite):
     """Show how far a suite is, which processes run it, and what failed and why."""
 
+    watch: bool = key("true: show it again and again, until all cells have ended", False)
+
     def __call__(self) -> None:
+        while self._show() and self.watch:
+            time.sleep(5.0)
+            OUT.clear()
+
+    def _show(self) -> bool:
+        """Print it once; True if cells are left to run."""
         from dpopt.results.progress import progress
+        from dpopt.store.runs import SETTLED
 
         results = self.stored()
         cells = results.cells.drop_duplicates("run_id")
         held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
-        # Finished runs of one kind tell how long the next one takes, so that a suite just begun shows no time.
+        # Finished runs of a workload tell how long the next one takes, so that a suite just begun shows no time.
         at_work, left = progress(cells, {run_id: holder for run_id, holder in held.items() if holder})
         counts = cells["state"].value_counts()
-        time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
-        OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
+        clock = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
+        OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + clock)
         if len(at_work):
             print_table(at_work)
         for problem in results.problems:
             OUT.print(problem)
+        return not cells["state"].isin(SETTLED).all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,4 +302,4 @@ def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
     # A log keeps every state of a bar: where there is no terminal it is a line.
     if not ERR.is_terminal and len(sequence) > 1:
         ERR.print(f"{len(sequence)} {title}")
-    return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
+    return bars.watched(sequence, len(sequence), title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ def plan(overrides: Sequence[str]) -> None:
     store = open_store(suite)
     planned = planning.plan(suite, store)
     rows = estimate.rows(planned, store, suite.marks)
+    start = time.process_time()  # a run imports and plans the same before its first cell
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
     probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
@@ -66,11 +68,11 @@ def plan(overrides: Sequence[str]) -> None:
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    OUT.print(estimate.summary(rows, at_once))
+    OUT.print(estimate.summary(rows, at_once, start))
     if any(row.timing and row.timing.is_estimate for row in rows):
         share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
-        OUT.print(f"~ by FLOPs ({share}) and {call}")
-        OUT.print("not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws")
+        OUT.print(f"~ by FLOPs ({share}), {call} and {estimate.PREPARE:g} s to prepare a cell")
+        OUT.print("not in it: features and data that are made when first needed; timed_draws=20 times real draws")
     missing = planning.missing(suite)
     for title, is_loaded in (("loaded from the hub when first needed", True), ("missing", False)):
         kinds: dict[str, list[str]] = {}

@@ -215,7 +215,7 @@ RECURRENT: dict[type[nn.Module], str] = {
 _UNSAFE: dict[tuple[type[nn.Module], ...], tuple[Callable[[Any], bool], str]] = {
     (nn.modules.batchnorm._BatchNorm,): (
         lambda module: module.training or module.running_mean is None,
-        "it mixes the examples of a batch, so no example's gradient is bounded; use GroupNorm or LayerNorm, "
+        "it mixes the examples of a batch, so no example's gradient is bounded; `dpopt.privatize(model)` replaces it; "
         "or put it in evaluation mode, where it keeps the statistics that it has",
     ),
     (nn.modules.instancenorm._InstanceNorm,): (

@@ -15,6 +15,7 @@ import pandas as pd
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
+from dpopt.markup import HTML
 from dpopt.results import choosing, clip_batch, frames, papers, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
@@ -77,6 +78,13 @@ class Results:
     def __post_init__(self) -> None:
         frames.in_part(self.store.manifest(self.suite)["cells"], self.part)  # which say what there is not
 
+    def __repr__(self) -> str:
+        counts = self.cells.drop_duplicates("run_id")["state"].value_counts()
+        return f"Results of suite {self.suite}: {', '.join(f'{count:,} {state}' for state, count in counts.items())}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{HTML.escape(repr(self))}</p>{self.shown()._repr_html_()}"
+
     @cached_property
     def stored(self) -> frames.Stored:
         """One row a cell, and what is wrong with the records."""
@@ -117,7 +125,7 @@ class Results:
         compare: bool = False,
         names: Mapping[str, str] | None = None,
     ) -> Table:
-        """The comparison table as people read it; its `markdown`, `latex` and `csv` are texts.
+        """The comparison table as people read it, also in a notebook; its `markdown`, `latex` and `csv` are texts.
 
         Args:
             layout: "long", a row for each method and setting, or "wide", a row for each method and a column for each
@@ -138,13 +146,14 @@ class Results:
             table = tables.as_wide(
                 self.named(frame, names), self.suite, [self._called(label, names) for label in self.styles]
             )
-            return replace(table, numbers=frame)
+            return replace(table, numbers=frame, first=self.missing)
         for score in scores:
             if score not in (further := tables.further_scores(frame)):
                 raise unknown("scores", score, further)
         if compare and not frame.empty:
             frame, remarks = papers.beside(frame, self.manifest, scores)
-        return replace(tables.as_table(self.named(frame, names), self.suite, scores, remarks), numbers=frame)
+        table = tables.as_table(self.named(frame, names), self.suite, scores, remarks)
+        return replace(table, numbers=frame, first=self.missing)
 
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method in a block of equal cost: see `ranking.reached` for arguments, `ranking.ranking`."""
@@ -172,6 +181,8 @@ class Results:
         Raises:
             ConfigError: no such figure, a width that is no page's, or the suite has nothing to show.
         """
+        import matplotlib.pyplot as plt
+
         from dpopt.results import figures
 
         (chosen,) = figures.plots(fields.path(folder, "folder"), name)
@@ -179,6 +190,7 @@ class Results:
             raise ConfigError("plot", name, f"it shows no suite; `{figures.OF_COMMANDS[chosen.needs]}` draws it")
         if (drawn := self.draw(chosen, width, names)) is None:
             raise ConfigError("plot", name, f"suite {self.suite} has nothing finished that it could show")
+        plt.close(drawn)  # a notebook would show it once more
         return drawn
 
     def draw(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from dpopt import markup
-from dpopt.markup import LATEX, MARKDOWN, TextFormat
+from dpopt.markup import HTML, LATEX, MARKDOWN, TextFormat
 
 _NUMBER = re.compile(r"[-–+]?(\d.*|∞)?")
 """What a cell of a column of numbers is: a number with what follows it, a dash, or nothing."""
@@ -87,6 +87,11 @@ class Table:
                 column = frame.columns.get_loc(name)
                 frame.iloc[row, column] = mark(text) if (text := frame.iloc[row, column]) else ""
         return frame.rename(columns=style.escape)
+
+    def _repr_html_(self) -> str:
+        body = self.styled(HTML).to_html(index=False, escape=False, border=0)
+        title, first, note = map(HTML.escape, (self.title, self.first, self.note))
+        return f"<b>{title}</b>{f'<p>{first}</p>' if first else ''}{body}<small>{note}</small>"
 
     @property
     def markdown(self) -> str:

@@ -6,15 +6,15 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpopt import __version__, clipping, fields, registry
+from dpopt import __version__, bars, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import Unsupported, kept_modes, watch_generators
@@ -138,7 +138,7 @@ def fit(
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        _shown(progress and is_first) as show,
+        bars.bar(Console(), progress and is_first) as show,
         processes.together() as settle,
         leased(checkpoint, is_first),
     ):
@@ -218,7 +218,7 @@ def fit(
             ledger=begin.ledger,
             processes=processes,
         )
-        show("training", 0, plan.draws)
+        show("training: draws", 0, plan.draws)
         clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
 
         def reached() -> Reached:
@@ -229,7 +229,7 @@ def fit(
         with kept_modes(subject.model), put_off(file.path) as interrupted:
             subject.model.train()
             for state, is_mark in steps(stepper, oracle, begin.state):
-                show("training", oracle.draws_taken, plan.draws)
+                show("training: draws", oracle.draws_taken, plan.draws)
                 if is_mark:
                     watched = (subject.metric, subject.held_out, subject.transform)
                     curve.append(observe(clipper, subject.model, state, oracle, subject.loss, *watched))
@@ -273,23 +273,6 @@ def fit(
         "isolated": isolate,
     }
     return FitResult(model, record, end.ledger, end.curve)
-
-
-@contextmanager
-def _shown(is_shown: bool) -> Iterator[Callable[..., None]]:
-    """Within it, `show(phase, done, total)` says which phase the run is in and how many draws are done."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (SpinnerColumn(), "{task.description}", BarColumn(), "{task.fields[done]}", TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), disable=not is_shown, transient=True) as progress:
-        task = progress.add_task("", total=None, done="")
-
-        def show(phase: str, done: int = 0, total: int | None = None) -> None:
-            if not done:
-                progress.reset(task, description=phase, total=total, start=True)
-            progress.update(task, completed=done, done=f"{done} of {total} draws" if done else "", refresh=not done)
-
-        yield show
 
 
 def _subject(

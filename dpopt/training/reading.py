@@ -278,6 +278,8 @@ def _tensor(part: Any, where: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"an array of {getattr(part, 'dtype', type(part).__name__)}"
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
+        if kind.endswith("object") and any(isinstance(value, str) for value in np.ravel(part)):
+            kind, how = "texts", "expected numbers: encode it, leave it out, or let `dpopt fit from=FILE` encode it"
         raise ConfigError(where, kind, how) from error
 
 

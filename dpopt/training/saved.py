@@ -10,6 +10,7 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -53,6 +54,10 @@ class FitResult:
     def __repr__(self) -> str:
         names = [name for name in self.record if name in ("status", "epsilon", "delta", "draws") or "test_" in name]
         return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
+
+    def _repr_html_(self) -> str:
+        statement = self.statement()._repr_html_()
+        return f"<p>{escape(repr(self))}</p><details><summary>Privacy statement</summary>{statement}</details>"
 
     def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
         """The privacy statement of the run; `str` gives the text. See `Statement.of`."""

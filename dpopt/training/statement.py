@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context, Decimal
+from html import escape
 from typing import Any
 
 from dpopt.privacy import accountants
@@ -122,6 +123,9 @@ class Statement:
             "The model may hold training records, and is to be protected as they are.",
         )
         return "\n".join((*(self._guarantee() if self.private else none), *self._run()))
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def _guarantee(self) -> Iterator[str]:
         yield (

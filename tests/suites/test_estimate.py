@@ -7,6 +7,7 @@ import pytest
 from small_suites import train_cell
 
 from dpopt.cli import main
+from dpopt.markup import duration
 from dpopt.runs import probe
 from dpopt.runs.prepare import prepare
 from dpopt.suites import estimate
@@ -98,7 +99,8 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     assert header == shown.split()
     assert row[:7] == ["adadp", "self", "1", "0", "0", "1", "31"]
     assert float(row[7]) == pytest.approx(31 * 256, rel=0.05)
-    clock = r"about \S+ (seconds|minutes) with workers = \d+( \(\S+ (seconds|minutes) if it were one\))?$"
+    time = r"\S+ (seconds|minutes)"
+    clock = rf"about {time} with workers = \d+( \({time} if it were one\))?, {time} of it to start$"
     assert re.search(clock, probed.strip())
     assert not (tmp_path / "results").exists()
     for words in (["plan", *arguments, "timed_draws=none"], ["run", *arguments, "timed_draws=3"]):
@@ -133,3 +135,14 @@ def test_cheap_cells_come_first(planned):
     assert {cell.run_id for cell in ordered} == gradients.keys()
     cheap = [entry.cell for entry in planned if gradients[entry.cell.run_id] * entry.cell.batch_size == spent[0]]
     assert ordered[: len(cheap)] == cheap, "the plan's order where they cost the same"
+
+
+def test_the_start_counts_and_is_named_where_it_is_much(planned, store):
+    rows = estimate.rows(planned, store)
+    for row in rows:
+        row.timing = estimate.Timing(draw=1e-3)
+    seconds = sum(row.seconds for row in rows)
+    assert estimate.summary(rows, 1, 3 * seconds).endswith(
+        f"about {duration(4 * seconds)} with workers = 1, {duration(3 * seconds)} of it to start"
+    )
+    assert estimate.summary(rows, 1, 0.1 * seconds).endswith(f"about {duration(1.1 * seconds)} with workers = 1")

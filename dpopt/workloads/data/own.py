@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
@@ -73,6 +74,8 @@ def differences(name: str, keys: DataKeys) -> list[str]:
 
 
 def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
+    from pyarrow import parquet
+
     target = keys.target or "label"
     options = replace(keys, target=target)
     classes, splits = _labelled(_read(keys.from_, scratch), target, keys.values.get(target))
@@ -87,10 +90,13 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
         note = "; ".join(filter(None, (unseen, note)))
     else:
         if kind == "table":
-            content["columns"] = _columns(splits, options)
-        for split, rows in splits.items():
-            kept = rows.select_columns([chosen, target]) if chosen else rows
-            kept.to_parquet(_file(folder, split))
+            # In one piece: of rows that were selected, each is one of its own, for which all else takes minutes.
+            tables = {split: rows.with_format("arrow")[:].combine_chunks() for split, rows in splits.items()}
+            content["columns"] = _columns(splits["train"].features, tables.values(), options)
+            for split, rows in tables.items():
+                parquet.write_table(rows, _file(folder, split))
+        for split, rows in splits.items() if chosen else ():
+            rows.select_columns([chosen, target]).to_parquet(_file(folder, split))
     entry = Entry(
         name=name,
         kind=kind,
@@ -263,15 +269,15 @@ def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) 
     return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants}
 
 
-def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
-    names = [name for name in splits["train"].column_names if name != options.target]
+def _columns(features: Mapping[str, Any], tables: Collection[Any], options: DataKeys) -> dict[str, Column]:
+    names = [name for name in features if name != options.target]
     for key in ("ranges", "values"):
         for name in getattr(options, key).keys() - {options.target}:
             if name not in names:
                 raise unknown(key, name, names)
-    columns = {}
-    for name in names:
-        kind = _type(splits["train"].features[name])
+    columns: dict[str, Column] = {}
+    for name in watched(names, len(names), "reading columns"):
+        kind = _type(features[name])
         is_number = kind.startswith(("int", "uint", "float"))
         if not is_number and kind not in (*_TEXTS, "bool"):
             raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
@@ -283,7 +289,7 @@ def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
             columns[name] = Column(range=options.ranges[name])
         elif options.public:
             # The user says that whatever the records show is public.
-            seen = {value for rows in splits.values() for value in rows.unique(name)} - {None}
+            seen = {value for rows in tables for value in rows[name].unique().to_pylist()} - {None}
             if is_number:
                 finite = [float(value) for value in seen if np.isfinite(value)] or [0.0]
                 low, high = min(finite), max(finite)  # one number where all rows have the same

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from dpopt.bars import watched
 from dpopt.errors import ConfigError
 from dpopt.fields import cache_root
 from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
-from dpopt.workloads.features import watched
 
 REVISION = 1
 """Raise it when the same records may become other pixels or numbers."""
@@ -45,7 +45,7 @@ def of_texts(texts: Sequence[str]) -> str:
 def of_columns(dataset: Entry, source: Source) -> str:
     """SHA-256 over the name and the values of every column but the target, as JSON lists, in the file's order."""
     digest = hashlib.sha256()
-    for name in source.columns:
+    for name in watched(source.columns, len(source.columns), f"{source.name}: checksum of columns"):
         if name != dataset.targets:
             values = [value for batch in source.read(name) for value in batch]
             digest.update(json.dumps([name, values], default=str).encode())
