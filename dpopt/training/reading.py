@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
@@ -85,6 +85,20 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
     # A transform of a Hugging Face data set's own is applied to each record.
     is_hugging = hasattr(data, "with_format") and getattr(data, "format", {}).get("type") != "custom"
     return _whole(*(_hugging if is_hugging else _records)(data, where, target), where)
+
+
+def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
+    """Inputs alone, read as by `read`; of columns those called `names` where these are given, in their order."""
+    if _is_frame(data) or isinstance(data, Mapping):
+        if absent := [name for name in names if name not in data]:
+            raise ConfigError(where, [str(name) for name in data], f"expected the columns {', '.join(absent)} too")
+        data = {str(name): data[name] for name in names or data}
+        count = len(next(iter(data.values()), ()))
+    elif isinstance(data, list) or not _is_array(data):
+        return read(data, where)[0]  # a data set, with targets that do not count
+    else:
+        count = len(data) if data.ndim else 0
+    return read((data, torch.zeros(count)), where)[0]
 
 
 def repeats(data: Any) -> tuple[int, int]:

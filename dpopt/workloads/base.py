@@ -128,6 +128,14 @@ class Workload(Checked):
         """
         raise NotImplementedError
 
+    def read(self, given: Any) -> Tensor:
+        """New records of a user's, such as a data frame, a CSV file or a folder of images -> inputs as `load` has them.
+
+        Raises:
+            ConfigError: the workload takes tensors alone, or these are not what it takes.
+        """
+        raise ConfigError("x", type(given).__name__, f"expected a tensor of inputs as {type(self).__name__} loads them")
+
     def transform(self, x: Tensor) -> Tensor:
         """Inputs [n, ...] as `load` stores them -> as the model takes them, on the device that trains it."""
         return x
