@@ -7,7 +7,7 @@ of LaTeX, a formula of a spreadsheet, HTML, colours of a terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
@@ -77,3 +77,14 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} seconds"
     return f"{seconds / 60:.2g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
+
+
+FAR_BELOW = 10.0
+"""A learning rate that ended so many times below its start has not been led there by the loss."""
+
+
+def fallen(noise: Mapping[str, float], start: float, end: float) -> str:
+    """The sentence to say where a rule that probes losses (a kind of `noise`) ended far below its start; else ""."""
+    if "losses" not in noise or not 0 < end < start / FAR_BELOW:
+        return ""
+    return f"the learning rate ended at {end:.1e}, {start / end:.0f} times below its start: its probes saw noise"

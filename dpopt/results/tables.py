@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
+from dpopt.markup import FAR_BELOW, fallen
 from dpopt.results import pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
@@ -69,6 +70,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
             _WIDEN_NOTE.format(widen) if widen else "",
             f"{unscored}, which counts as diverged: not ranked." if unscored else "",
+            _fallen(group),
         ]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
@@ -96,6 +98,15 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
     table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed") | np.array(is_unscored)), tests)
     return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
+
+
+def _fallen(group: pd.DataFrame) -> str:
+    if not {"eta", "lr", "noise_losses"} <= set(group):
+        return ""
+    runs = group[group["noise_losses"].notna()]
+    fell = [each for each in zip(runs["lr"], runs["eta"], strict=True) if fallen({"losses": 1.0}, *each)]
+    how = f"more than {FAR_BELOW:g} times below its start: its probes saw noise."
+    return f"In {len(fell)} of {len(group)} seeds the learning rate ended {how}" if fell else ""
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:

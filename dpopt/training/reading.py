@@ -94,7 +94,7 @@ def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
             raise ConfigError(where, [str(name) for name in data], f"expected the columns {', '.join(absent)} too")
         data = {str(name): data[name] for name in names or data}
         count = len(next(iter(data.values()), ()))
-    elif isinstance(data, list) or not _is_array(data):
+    elif isinstance(data, list) or not is_array(data):
         return read(data, where)[0]  # a data set, with targets that do not count
     else:
         count = len(data) if data.ndim else 0
@@ -161,7 +161,7 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
             with suppress(TypeError, ValueError, RuntimeError):
                 parts[at] = torch.tensor(part)
     inputs, targets = parts
-    is_pair = _is_array(targets) and (_is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
+    is_pair = is_array(targets) and (is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
     return (inputs, targets) if is_pair else None
 
 
@@ -256,7 +256,8 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
-def _is_array(part: Any) -> bool:
+def is_array(part: Any) -> bool:
+    """True for a tensor, and for what NumPy takes for an array and has no columns."""
     return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
 
 
@@ -281,7 +282,7 @@ def _tensor(part: Any, where: str) -> Tensor:
     try:
         with warnings.catch_warnings():  # nothing is written into an array that may not be written
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            if not _is_array(part) or isinstance(part, Tensor):
+            if not is_array(part) or isinstance(part, Tensor):
                 return torch.as_tensor(part)
             array = np.asarray(part)
             if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt._extras import absent, optional
 from dpopt.errors import ConfigError, Missing, unknown

@@ -27,8 +27,19 @@ from dpopt.workloads.data.source import Source, absent, identity, open_source, r
 from dpopt.workloads.data.source import incoming as open_incoming
 
 __all__ = [
-    *("Entry", "checkpoint", "entry", "fingerprint", "images", "incoming", "incoming_texts", "missing", "names"),
-    *("pinned", "table", "texts", "units"),
+    "Entry",
+    "checkpoint",
+    "entry",
+    "fingerprint",
+    "images",
+    "incoming",
+    "incoming_texts",
+    "missing",
+    "names",
+    "pinned",
+    "table",
+    "texts",
+    "units",
 ]
 
 
@@ -99,7 +110,9 @@ def incoming(name: str, given: Any, size: int = 0) -> Tensor:
 def incoming_texts(name: str, given: Any) -> tuple[str, ...]:
     """New texts of a data set of such: a list, or the column of that name of a data frame or a CSV file."""
     dataset = entry(name)
-    return _strings(open_incoming(dataset, {dataset.inputs: given} if isinstance(given, list) else given), dataset.inputs)
+    return _strings(
+        open_incoming(dataset, {dataset.inputs: given} if isinstance(given, list) else given), dataset.inputs
+    )
 
 
 def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:

@@ -93,7 +93,7 @@ class Entry:
         licence: as the authors or the hub's card say.
         reference: whom to cite.
         inputs: the column of the inputs; empty for a table.
-        unit: of a table, the column that says whose row it is, which is no input; empty where each row is someone's own.
+        unit: of a table, the column that says whose row it is, which is no input; empty where there is none.
         columns: of a table, the input columns by name.
         hub, config, revision: arguments of `datasets.load_dataset`; no `hub` where only a local folder can give it.
         classes: number of classes; 0 for pairs.

@@ -11,7 +11,7 @@ import glob
 import hashlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,9 @@ FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
 _FROM_THE_RECORDS = ("kind", "inputs", "unit", "targets", "splits", "classes", "size")
 """Fields of an entry that the records and the keys of `new data` alone decide."""
-_PUBLIC = "# Whoever has this file has what follows: whether a guess at all the records is right shows in their checksums.\n"
+_PUBLIC = (
+    "# Whoever has this file has what follows: whether a guess at all the records is right shows in their checksums.\n"
+)
 _WRITTEN = "# Written by `dpopt fit`, which writes it again for other keys unless somebody changed it: SHA-256 "
 """Begins an entry that a command may write again; the SHA-256 of the rest ends the line."""
 _TEXTS = ("string", "large_string")
@@ -106,7 +108,9 @@ def _require_stated(entry: Entry) -> None:
     if unstated:
         how = "or leave columns out, drop='[NAME]'; public=true says that what the file shows of them is public"
         allowed = f"say what may be known of each without looking at the records, {' '.join(unstated)}, {how}"
-        raise ConfigError("ranges, values", [name for name, each in entry.columns.items() if not each.is_stated], allowed)
+        raise ConfigError(
+            "ranges, values", [name for name, each in entry.columns.items() if not each.is_stated], allowed
+        )
 
 
 def differences(name: str, keys: DataKeys) -> list[str]:
