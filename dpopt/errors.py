@@ -45,13 +45,15 @@ def cut(text: str, most: int = 400) -> str:
 
 
 def unknown(field: str, name: object, choices: Iterable[object], problem: str = "") -> ConfigError:
-    """The error for a name that is not among `choices`: says the problem, and suggests the nearest name."""
-    names = sorted(map(str, choices))
-    # 0.5: lower ones suggest names that share but a few letters.
-    near = get_close_matches(name if isinstance(name, str) else shown(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    """The error for a name that is not among `choices`: says the problem, the nearest name or what there is."""
+    names, text = sorted(map(str, choices)), name if isinstance(name, str) else shown(name)
+    # A beginning is meant more often than a name of like letters. 0.5: lower ones share but a few.
+    begun = [each for each in names if len(text) > 2 and each.startswith(text)]
+    near = begun or get_close_matches(text, names, n=1, cutoff=0.5)
     before = f"{problem}; " if problem else ""
-    return ConfigError(field, name, f"{before}{hint}known: {', '.join(names) or 'none'}")
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    listed = "" if near and len(names) > 12 else f"known: {', '.join(names) or 'none'}"
+    return ConfigError(field, name, f"{before}{hint}{listed}".rstrip())
 
 
 class Held(Exception):

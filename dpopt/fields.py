@@ -191,6 +191,14 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
+_INSTEAD = {
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` gives that of a noise",
+    "steps": "say `epochs`, which are as many times N / B steps",
+    "log": "say `callback`, which is called with each entry of the curve",
+}
+"""Arguments of other libraries -> what stands for them here."""
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 
@@ -206,8 +214,12 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         for name in kwargs:
             if name not in signature.parameters:
                 how = "set fields of an object where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+                how = _INSTEAD.get(name, how)
                 raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {how}")
-        bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+        try:
+            bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+        except TypeError as error:
+            raise ConfigError(function.__name__, sorted(kwargs), str(error)) from error
         for name, value in bound.arguments.items():
             converted = convert(value, kinds[name], name, {})
             # What is derived from arguments, such as noise, tells 5 from 5.0.

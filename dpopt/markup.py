@@ -79,12 +79,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.2g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
 
 
-FAR_BELOW = 10.0
-"""A learning rate that ended so many times below its start has not been led there by the loss."""
+FALLEN = "the learning rate ended more than 10 times below its start, as its probes saw noise"
 
 
 def fallen(noise: Mapping[str, float], start: float, end: float) -> str:
-    """The sentence to say where a rule that probes losses (a kind of `noise`) ended far below its start; else ""."""
-    if "losses" not in noise or not 0 < end < start / FAR_BELOW:
-        return ""
-    return f"the learning rate ended at {end:.1e}, {start / end:.0f} times below its start: its probes saw noise"
+    """`FALLEN`, with the numbers, where a rule that probes losses (a kind of `noise`) ended so far below; else ""."""
+    return f"{FALLEN} ({start:.1e}, {end:.1e})" if "losses" in noise and 0 < end < start / 10 else ""

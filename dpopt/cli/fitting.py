@@ -38,7 +38,7 @@ class Fit(DataKeys):
     delta: Probability | None = key("N^-1.1 by default", None)
     epochs: Positive | None = key("the workload's by default", None)
     batch_size: Factor | None = key("the workload's by default, at most N", None)
-    unit_rows: Few | None = key("rows of one person (unit=COLUMN) that count at most; 4 by default", None)
+    unit_rows: Few = key("rows of one person (unit=COLUMN) that count at most", 4)
     accountant: str = key("of the statement: pld, rdp, prv or autodp", "pld")
     average: Decay | None = key("0.99: an average of the parameters on the way; 0.95 without optimizer=", None)
     tuned: Name | None = key("a sentence: what was chosen by looking at these data; none for nothing", None)
@@ -50,35 +50,30 @@ class Fit(DataKeys):
         from dpopt.workloads.data import own
 
         name = self.from_.stem if self.from_ else ""
-        if not (self.keep or name):
-            raise ConfigError("keep", False, "expected it with from=PATH, which makes copies")
-        was_written = not name or (own.FOLDER / f"{name}.yaml").exists()
         try:
             self._train()
-            if name and self.keep:
-                places = ", ".join(f"{place}/" for place in own.copies(name))
-                OUT.print(f"copies of the records, for you alone to read: {places}; keep=false removes them")
         finally:
             if not self.keep and own.is_as_written(name):
-                OUT.print(f"removed: {', '.join(f'{place}/' for place in own.copies(name))}")
                 own.remove(name)
-            elif not self.keep and was_written:
-                OUT.print(f"data/{name}.yaml and data/{name}/ are kept, as `dpopt fit` did not write the file as it is")
+        if name and (own.FOLDER / name).exists():
+            places = ", ".join(f"{place}/" for place in own.copies(name))
+            OUT.print(f"copies of the records, for you alone to read: {places}; keep=false removes them")
 
     def _train(self) -> None:
         import torch
 
         from dpopt import training
         from dpopt.privacy import accountants
-        from dpopt.training.fitting import AVERAGE, default_optimizer
         from dpopt.training.saved import check_new, load
         from dpopt.workloads import data
         from dpopt.workloads.base import Workload
 
         check_new(self.to, "to")
-        if self.fields and not self.optimizer:
-            raise ConfigError("fields", self.fields, "expected them with optimizer=NAME")
-        optimizer = registry.make("optimizer", self.optimizer, self.fields) if self.optimizer else default_optimizer()
+        if (self.fields and not self.optimizer) or not (self.keep or self.from_):
+            raise ConfigError(
+                "fit", [*self.fields], "expected fields.NAME with optimizer=NAME, and keep with from=PATH"
+            )
+        optimizer = registry.make("optimizer", self.optimizer, self.fields) if self.optimizer else None
         accountants.check(self.delta or 0.5, self.accountant)
         training.resolve_device(self.device)
         workload = _workload(self)
@@ -86,49 +81,42 @@ class Fit(DataKeys):
         train, test = workload.load()
         owners = data.units(name, "train") if name and data.entry(name).unit else None
         people = len(train.x) if owners is None else len(set(owners))
-        model_is_augmented = type(workload).augment is not Workload.augment
+        is_augmented = type(workload).augment is not Workload.augment
         torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
-        model = workload.model()
-        chosen = {
-            "epochs": self.epochs or workload.epochs,
-            "batch_size": self.batch_size or min(workload.batch_size, people),
-            "average": (0.0 if self.optimizer else AVERAGE) if self.average is None else self.average,
-        }
-        defaults = sorted(key for key in ("optimizer", "delta", *chosen) if getattr(self, key) is None)
-        size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        shown = ", ".join(f"{key} {value:g}" for key, value in chosen.items())
-        OUT.print(f"{type(workload).__name__} of {size:,} parameters, {optimizer}, {shown}", style="dim")
-        OUT.print(f"by default: {', '.join(defaults) or 'nothing'}", style="dim")
-        if self.optimizer:
-            print_notes([self.optimizer])
+        print_notes([self.optimizer] if self.optimizer else [])
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: complain("warning", str(message))
             result = training.fit(
-                model,
+                workload.model(),
                 workload.loss,
                 train,
                 optimizer=optimizer,
                 epsilon=self.epsilon,
                 delta=self.delta,
+                epochs=self.epochs or workload.epochs,
+                batch_size=self.batch_size or min(workload.batch_size, people),
                 accountant=self.accountant,
                 device=self.device,
                 unit=owners,
-                unit_rows=self.unit_rows or 4,
+                unit_rows=self.unit_rows,
                 test=test,
                 transform=workload.transform,
-                augment=workload.augment if model_is_augmented else None,
+                augment=workload.augment if is_augmented else None,
                 multiplicity=workload.multiplicity,
+                average=self.average,
                 checkpoint=self.checkpoint,
-                **chosen,
             )
-        # Without the version, which follows from the records.
-        result.record.update(defaults=defaults, data=name.partition("@")[0] or type(workload).__name__)
+        record = result.record
+        record["defaults"] += [key for key in ("epochs", "batch_size") if getattr(self, key) is None]
+        record["data"] = name.partition("@")[0]  # without the version, which follows from the records
         tuned = None if self.tuned is None else [] if self.tuned == "none" else [self.tuned]
         folder = replace(result, workload=workload).save(self.to, tuned=tuned)
         OUT.print(str(load(folder).statement()))
-        OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in result.record.items() if key.startswith("test_")))
-        OUT.print(f"written to {folder}/, of which {folder}/private/ is to be kept back")
-        OUT.print(f"next: dpopt predict model={folder} from=NEW to=predictions.csv", style="dim")
+        OUT.print(
+            f"{type(workload).__name__}, {record['dimension']:,} trained parameters, average {record['average']:g}"
+        )
+        OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in record.items() if key.startswith("test_")))
+        OUT.print(f"written to {folder}/, where private/ is to be kept back; next: dpopt predict model={folder}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +135,7 @@ class Predict:
         if self.to.exists():
             raise ConfigError("to", str(self.to), "it exists, and nothing is overwritten: give another name")
         result = load(self.model)
-        name = getattr(result.workload, "data", "")
-        if not name:
+        if not (name := getattr(result.workload, "data", "")):
             raise ConfigError("model", str(self.model), "expected a model of `dpopt fit` on a table, texts or images")
         classes, probabilities = result.predict(self.from_), result.predict_proba(self.from_)
         which = files_of(self.from_) if entry(name).kind == "image" else range(len(classes))
@@ -178,17 +165,15 @@ def _workload(asked: Fit) -> Workload:
         name = asked.from_.stem
         check_name(name)
         file = FOLDER / f"{name}.yaml"
-        if not file.exists():
-            add_data(name, asked, is_for_fit=True)
-        elif differs := differences(name, asked):
-            # Training on the old copy would be silent.
-            what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
-            if not is_as_written(name):
-                how = (
-                    f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
-                )
-                raise ConfigError("from", str(asked.from_), f"{what}: {how}")
+        differs = differences(name, asked) if file.exists() else []
+        what = f"it or a key has changed since {file} was made ({', '.join(differs)})"
+        if differs and not is_as_written(name):
+            # Training on the old copy would be silent, and reading the file again would change published checksums.
+            how = f"say data={name} for what it was, or move {file} and {file.with_suffix('')}/ away to read it again"
+            raise ConfigError("from", str(asked.from_), f"{what}: {how}")
+        if differs:
             OUT.print(f"{what}: it is made again")
+        if differs or not file.exists():
             add_data(name, asked, is_for_fit=True)
     content = small_workload(entry(name))
     return registry.make("workload", content.pop("name"), content | asked.options)

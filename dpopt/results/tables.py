@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
-from dpopt.markup import FAR_BELOW, fallen
+from dpopt.markup import FALLEN, fallen
 from dpopt.results import pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
@@ -103,10 +103,9 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
 def _fallen(group: pd.DataFrame) -> str:
     if not {"eta", "lr", "noise_losses"} <= set(group):
         return ""
-    runs = group[group["noise_losses"].notna()]
-    fell = [each for each in zip(runs["lr"], runs["eta"], strict=True) if fallen({"losses": 1.0}, *each)]
-    how = f"more than {FAR_BELOW:g} times below its start: its probes saw noise."
-    return f"In {len(fell)} of {len(group)} seeds the learning rate ended {how}" if fell else ""
+    pairs = group.loc[group["noise_losses"].notna(), ["lr", "eta"]].itertuples(index=False)
+    fell = sum(bool(fallen({"losses": 1.0}, *pair)) for pair in pairs)
+    return f"In {fell} of {len(group)} seeds {FALLEN}." if fell else ""
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:

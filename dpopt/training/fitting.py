@@ -170,14 +170,16 @@ def fit(
             (train, owners), column = persons.separated(train, unit), unit
             test, unit = test if test is None else persons.separated(test, column)[0], owners
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
-        examples = len(subject.train.x) if unit is None else persons.crowded(unit)[0]
+        of_person = [] if unit is None else persons.rows_of(unit)
+        examples = len(of_person or subject.train.x)
         epochs, batch_size = epochs or EPOCHS, batch_size or min(BATCH_SIZE, examples)
         delta = delta or default_delta(examples)
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
-        options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "seed": seed, "unit": unit, "most": unit_rows}
-        for doubt in _doubts(examples, train, batch_size=batch_size, **options):
+        if (most := max(map(len, of_person), default=0)) > unit_rows:
+            warnings.warn(f"unit: someone has {most} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
+        for doubt in _doubts(examples, train, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 
         # Looks at a few records without noise, which no epsilon covers: it ends in an error, a warning or "no_signal".
@@ -191,7 +193,7 @@ def fit(
         if unit is not None:
             seen = persons.grouped(subject, unit, unit_rows)
         size = None if physical_batch == "auto" else min(physical_batch, examples)
-        options = {"batch": min(batch_size, size or batch_size), "precision": precision}
+        options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
         with trial.refused("model", seen.name, "making its clipping engine"):
             try:
                 clipper = clipping.engine(seen.model, seen.loss, engine, sample=seen.first, **options)
@@ -376,25 +378,15 @@ def _subject(
 
 
 def _doubts(
-    examples: int,
-    train: Any,
-    *,
-    batch_size: float,
-    epsilon: float,
-    delta: float,
-    seed: int | None,
-    unit: Sequence[Any] | None,
-    most: int,
+    examples: int, train: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
 ) -> Iterator[str]:
     size = train.batch_size if isinstance(train, DataLoader) else None
     if size not in (None, batch_size):
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
     if epsilon == math.inf:
         return
-    if unit is not None and (largest := persons.crowded(unit)[1]) > most:
-        yield f"unit: one person has {largest} rows, of which the first {most} count (`unit_rows`)"
     again, times = repeats(train)
-    if again and unit is None:
+    if again:
         yield (
             f"train: {again} of its {examples} records are others again, one of them {times} times in all: each is"
             " counted as one person's, and someone who is there k times is hidden k times less"

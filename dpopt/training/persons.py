@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dpopt.clipping.losses import RecordLoss
 from dpopt.clipping.views import Views
-from dpopt.errors import ConfigError, unknown
+from dpopt.errors import ConfigError
 from dpopt.training.subject import Subject
 from dpopt.workloads.base import Split
 
@@ -35,58 +36,40 @@ class PersonLoss(RecordLoss):
         return output.flatten(0, 1), target[..., 0].flatten()
 
 
-def separated(data: Any, column: str) -> tuple[Any, Sequence[Any]]:
+def separated(data: Any, column: str) -> tuple[Any, list[Any]]:
     """Columns by name without the one that says whose each row is, and that one."""
-    is_frame = hasattr(data, "columns")
-    names = list(data.columns if is_frame else data) if is_frame or isinstance(data, Mapping) else []
-    if column not in names:
-        raise unknown("unit", column, names, "expected a column of a data frame or a mapping, or an owner for each row")
-    if is_frame:
-        return data.drop(columns=column), data[column].tolist()
-    return {name: data[name] for name in names if name != column}, list(data[column])
+    if not (hasattr(data, "columns") or isinstance(data, Mapping)) or column not in data:
+        raise ConfigError("unit", column, "expected a column of a data frame or a mapping, or an owner for each row")
+    return {str(name): data[name] for name in data if name != column}, list(data[column])
+
+
+def rows_of(owners: Sequence[Any]) -> list[NDArray[np.int64]]:
+    """The rows of each of `owners`, one of a row, in order; ConfigError where a row has none."""
+    if missing := sum(value is None or value != value for value in owners):
+        raise ConfigError("unit", f"{missing} of {len(owners)} rows without an owner", "leave them out, or name one")
+    numbers, counts = np.unique(np.array([str(value) for value in owners]), return_inverse=True, return_counts=True)[1:]
+    return np.split(np.argsort(numbers.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
 
 
 def grouped(subject: Subject, owners: Sequence[Any], most: int) -> Subject:
-    """`subject` with a record for each of `owners`, one of a row, which has its first `most` rows at most.
-
-    Raises:
-        ConfigError: a row has no owner, or a target that is no number.
-    """
+    """`subject` with a record for each of `owners`, one of a row, that has the first `most` of their rows."""
     x, y = subject.train
-    values = list(owners)
-    if len(values) != len(x):
-        raise ConfigError("unit", f"{len(values)} values", f"expected an owner for each of {len(x)} rows")
-    if missing := sum(value is None or value != value for value in values):
-        raise ConfigError("unit", f"{missing} of {len(values)} rows without an owner", "leave them out, or name one")
-    if y.ndim != 1 or y.is_complex():
-        raise ConfigError("unit", f"targets {list(y.shape)}", "expected one number for each row")
+    if len(owners) != len(x) or y.ndim != 1 or y.is_complex():
+        shown = f"{len(owners)} owners, {len(x)} rows, targets {list(y.shape)}"
+        raise ConfigError("unit", shown, "expected an owner and one number as target for each row")
     # A person's record depends on their own rows and the order of these, and on nobody else's.
-    numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)[1].reshape(-1)
-    order = np.argsort(numbers, kind="stable")
-    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    place = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
-    kept = place < most
-    persons = len(starts)
-    rows, is_there = np.repeat(order[starts][:, None], most, axis=1), np.zeros((persons, most), bool)
-    rows[numbers[order][kept], place[kept]] = order[kept]
-    is_there[numbers[order][kept], place[kept]] = True
-    chosen = torch.from_numpy(rows).to(x.device)
-    marks = torch.from_numpy(is_there).to(y)
-    dims = subject.first.x.ndim
+    kept = [rows[:most] for rows in rows_of(owners)]
+    chosen = torch.tensor(np.array([np.append(rows, [rows[0]] * (most - len(rows))) for rows in kept])).long()
+    is_there = torch.tensor([[place < len(rows) for place in range(most)] for rows in kept])
+    targets = torch.stack([y[chosen.to(y.device)], is_there.to(y)], dim=-1)
 
     def transform(x: Tensor) -> Tensor:
         return subject.transform(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
     return replace(
         subject,
-        model=Views(subject.model, dims),
+        model=Views(subject.model, subject.first.x.ndim),
         loss=PersonLoss(subject.loss, has_views=True),
         transform=transform,
-        train=Split(x[chosen], torch.stack([y[chosen.to(y.device)], marks], dim=-1)),
+        train=Split(x[chosen.to(x.device)], targets),
     )
-
-
-def crowded(owners: Sequence[Any]) -> tuple[int, int]:
-    """The number of persons, and the most rows that one of them has."""
-    counts = np.unique(np.array([str(value) for value in owners]), return_counts=True)[1]
-    return len(counts), int(counts.max())

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +22,11 @@ from dpopt import fields, files, registry
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
-from dpopt.training import prediction
+from dpopt.training.reading import is_array, read_inputs
 from dpopt.training.statement import Statement
-from dpopt.training.subject import Transform
+from dpopt.training.subject import Adapter, Layout, Transform, unchanged
 from dpopt.training.trial import refused
-from dpopt.workloads.base import Workload
+from dpopt.workloads.base import EVALUATION_BATCH, Workload
 from dpopt.workloads.data import catalogue
 
 _WEIGHTS, _MODEL, _RECORD, _LEDGER = "model.safetensors", "model.json", "record.json", "ledger.json"
@@ -34,8 +35,7 @@ _CHECKED = (_WEIGHTS, _MODEL, _RECORD, _LEDGER, _STATEMENT, _STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
 _PRIVATE, _CURVE, _SCORES, _WARNING = "private", "curve.jsonl", "scores.json", "README.txt"
 _NOT_COVERED = ("test_", "train_seconds")
-"""Keys of a record, or their beginnings, whose values no epsilon covers: they are for the folder `private`."""
-_KEEP_BACK = "No epsilon covers these files: scores of test records without noise, and times. Do not hand them on.\n"
+"""Beginnings of the keys of a record whose values no epsilon covers: they are for the folder `private`."""
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
 _SAME = 0.01
@@ -80,11 +80,15 @@ class FitResult:
         Raises:
             ConfigError: the records cannot be read, are not like the training records, or have no finite outputs.
         """
-        return prediction.labels(self._outputs(x), self.record["classes"], self.class_names)
+        outputs, names = self._outputs(x), self.class_names
+        numbers = (outputs.argmax(dim=1) if self.record["classes"] else outputs).numpy()
+        return np.array(names)[numbers] if names else numbers
 
     def predict_proba(self, x: Any) -> Any:
         """The probability of each class, float64 [n, classes]; `x` and errors as of `predict`."""
-        return prediction.probabilities(self._outputs(x), self.record["classes"])
+        if not self.record["classes"]:
+            raise ConfigError("predict_proba", 0, "there are no classes: use predict")
+        return self._outputs(x).double().softmax(dim=1).numpy()
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -93,11 +97,28 @@ class FitResult:
         return catalogue.entry(name).class_names if name else ()
 
     def _outputs(self, x: Any) -> Tensor:
-        if not isinstance(self.model, nn.Module):
-            raise ConfigError("model", self.model, "there are no weights to predict with: load with a model")
-        if (name := self.record["transform"]) and not (self.transform or self.workload):
-            raise ConfigError("transform", None, f"the model was trained with {name}: give it to `dpopt.load` too")
-        return prediction.outputs(self.model, x, self.record["inputs"], self.transform, self.workload)
+        """The outputs [n, ...], in evaluation mode, for records that are prepared as the training records were."""
+        model, workload = self.model, self.workload
+        if not isinstance(model, nn.Module):
+            raise ConfigError("model", model, "there are no weights to predict with: load with a model")
+        change = workload.transform if workload else self.transform
+        if self.record["transform"] and not change:
+            raise ConfigError("transform", None, f"give `dpopt.load` the {self.record['transform']} of the training")
+        inputs = read_inputs(workload.read(x) if workload and not is_array(x) else x, "x", self.record["inputs"])
+        layout, first = (
+            Layout.of(inputs, model, "x"),
+            next(iter(inputs.values())) if isinstance(inputs, dict) else inputs,
+        )
+        rows = layout.split(inputs, torch.zeros(len(first)), "x").x
+        taken, device = Adapter(model, layout), next((p.device for p in model.parameters()), rows.device)
+        with unchanged(model, is_training=False), torch.no_grad(), refused("x", type(x).__name__, "predicting"):
+            batches = (
+                part.to(device) for part in rows.split(workload.evaluation_batch if workload else EVALUATION_BATCH)
+            )
+            parts = [taken(layout.converted(change(part.clone()) if change else part)).cpu() for part in batches]
+        if not (outputs := torch.cat(parts)).isfinite().all():
+            raise ConfigError("x", type(x).__name__, "the model's outputs for some of these records are not finite")
+        return outputs
 
     def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
         """Write weights, record, ledger, privacy statement and a model card to a new folder, for `dpopt.load`.
@@ -220,7 +241,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     files.write(folder / _CARD, _card(result, statement, name))
     _seal(folder, _CHECKED)
     (folder / _PRIVATE).mkdir(mode=0o700)
-    files.write(folder / _PRIVATE / _WARNING, _KEEP_BACK)
+    files.write(folder / _PRIVATE / _WARNING, "No epsilon covers these scores and times. Do not hand them on.\n")
     files.write(folder / _PRIVATE / _SCORES, _encoded(private))
     files.write(folder / _PRIVATE / _CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
     # Sums of their own: a score is one of few numbers, which a checksum would tell.
@@ -229,16 +250,15 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
 
 def _described(workload: Workload | None) -> dict[str, Any]:
     """All that makes the workload again elsewhere; of its data what is public."""
-    if workload is None:
-        return {"schema": 1, "workload": None, "data": None}
-    group = registry.entries("workload").items()
-    target = f"{type(workload).__module__}:{type(workload).__qualname__}"
-    spec = registry.spec("workload", next(name for name, each in group if each.target == target), workload)
-    data = None
+    content: dict[str, Any] = {"schema": 1, "workload": None, "data": None}
+    if workload:
+        target = f"{type(workload).__module__}:{type(workload).__qualname__}"
+        kind = next(name for name, each in registry.entries("workload").items() if each.target == target)
+        content["workload"] = registry.spec("workload", kind, workload)
     if name := getattr(workload, "data", ""):
-        data = catalogue.entry(name).content(is_public=True)
-        spec["data"] = name.partition("@")[0]
-    return {"schema": 1, "workload": spec, "data": data}
+        content["data"] = catalogue.entry(name).content(is_public=True)
+        content["workload"]["data"] = name.partition("@")[0]
+    return content
 
 
 def _seal(folder: Path, names: Sequence[str]) -> None:

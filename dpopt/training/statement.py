@@ -41,18 +41,10 @@ _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 _EXACT = Context(prec=20, Emax=MAX_EMAX)
 """For e to the power of epsilon, which no float holds."""
-_WHO = {
-    "record": (
-        "any one record was",
-        "Several records at once, such as all those of one person: only the presence of a single record is hidden as "
-        "stated.",
-    ),
-    "person": (
-        "all records of any one person were",
-        "Several persons at once, such as a family: only the presence of a single person is hidden as stated.",
-    ),
-}
-"""Unit of privacy -> its part of the first sentence, and what is not covered."""
+_WHO = {"record": "any one record was", "person": "all records of any one person were"}
+"""Unit of privacy -> its part of the first sentence."""
+_SEVERAL = {"record": "records at once, such as all those of one person", "person": "persons at once, such as a family"}
+"""Unit of privacy -> several of it."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,7 @@ class Statement:
     def _guarantee(self) -> Iterator[str]:
         factor = _up(Decimal(self.epsilon).exp(_EXACT), 3)
         yield (
-            f"In words: whether {_WHO[self.unit][0]} among the training data changes the probability of anything that "
+            f"In words: whether {_WHO[self.unit]} among the training data changes the probability of anything that "
             f"the model may show by a factor of at most {factor} (e to the power of epsilon), apart from a probability "
             f"of at most {_up(self.delta, 3)} (delta, {_up(self.delta * self.examples, 3)} / {self.examples})."
         )
@@ -211,7 +203,8 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    yield _WHO[record["unit"]][1]
+    several = _SEVERAL[record["unit"]]
+    yield f"Several {several}: only the presence of a single {record['unit']} is hidden as stated."
     yield f"The number of {record['unit']}s: it is taken as public."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
@@ -220,7 +213,7 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     )
     # A test split is other people's data, whose scores are released without noise.
     if "tested" in record or any(key.startswith("test_") for key in record):
-        yield "Scores on test data, computed without noise: they are in the record and the curve, in the folder `private`."
+        yield "Scores on test data: they are computed without noise, and in the folder `private`, to be kept back."
     if not record["isolated"]:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "

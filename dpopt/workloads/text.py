@@ -117,7 +117,7 @@ class TextClassification(Workload):
         return read("train"), read("test")
 
     def read(self, given: Any) -> Tensor:
-        ids = torch.from_numpy(self._tokenised(data.incoming_texts(self.data, given)))
+        ids = torch.from_numpy(self._tokenised(data.incoming(self.data, given)))
         if self.subset != "head":
             return ids
         return torch.from_numpy(features.computed(lambda: language.Trimmed(self.encoder_module()), ids))

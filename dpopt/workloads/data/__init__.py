@@ -26,21 +26,7 @@ from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
 from dpopt.workloads.data.source import incoming as open_incoming
 
-__all__ = [
-    "Entry",
-    "checkpoint",
-    "entry",
-    "fingerprint",
-    "images",
-    "incoming",
-    "incoming_texts",
-    "missing",
-    "names",
-    "pinned",
-    "table",
-    "texts",
-    "units",
-]
+__all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
 
 
 def missing(name: str) -> list[Missing]:
@@ -89,30 +75,23 @@ def table(name: str, split: str) -> Split:
 
 
 def units(name: str, split: str) -> list[Any]:
-    """The owner of each row of a table whose entry names a `unit`; a row without one is refused."""
-    dataset = entry(name)
-    return read_column(open_source(dataset, split), dataset.unit)
+    """The owner of each row of a table whose entry names a `unit`; ConfigError where a row has none."""
+    return read_column(open_source(entry(name), split), entry(name).unit)
 
 
-def incoming(name: str, given: Any, size: int = 0) -> Tensor:
-    """New records as `table` or, in `size`, `images` gives them: a data frame, a CSV file, images or folders of them.
+def incoming(name: str, given: Any, size: int = 0) -> Any:
+    """New records as `table`, `texts` or, in `size`, `images` gives them: a data frame, a CSV file, images.
 
     Raises:
         ConfigError: they are none of these, or lack a column.
     """
     dataset = entry(name)
     source = open_incoming(dataset, given)
+    if dataset.kind == "table":
+        return torch.from_numpy(records.encode(dataset, source))
     if dataset.kind == "image":
         return torch.from_numpy(records.decode(replace(dataset, size=None), source, size)[0])
-    return torch.from_numpy(records.encode(dataset, source))
-
-
-def incoming_texts(name: str, given: Any) -> tuple[str, ...]:
-    """New texts of a data set of such: a list, or the column of that name of a data frame or a CSV file."""
-    dataset = entry(name)
-    return _strings(
-        open_incoming(dataset, {dataset.inputs: given} if isinstance(given, list) else given), dataset.inputs
-    )
+    return _strings(source, dataset.inputs)
 
 
 def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:

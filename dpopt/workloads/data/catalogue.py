@@ -167,11 +167,9 @@ class Entry:
     def content(self, is_public: bool = False) -> dict[str, Any]:
         """The entry as its file holds it, as plain data; `is_public` leaves out what would tell of single records."""
         content = {key: value for key, value in _plain(asdict(self)).items() if key not in ("name", "folder", "origin")}
-        if is_public:
-            content["splits"] = {
-                split: {key: value for key, value in part.items() if key not in ("inputs", "targets")}
-                for split, part in content["splits"].items()
-            }
+        for part in content["splits"].values() if is_public else ():
+            for checksum in ("inputs", "targets"):
+                part.pop(checksum, None)
         return content
 
     def part(self, split: str) -> SplitEntry:
@@ -208,9 +206,8 @@ def entry(name: str) -> Entry:
 def remember(name: str, content: Mapping[str, Any]) -> str:
     """NAME@VERSION, under which `entry` knows a data set of this `content` from now on, wherever it came from."""
     dataset = _parse(name, content)
-    pin = f"{name}@{dataset.version}"
-    _REMEMBERED[pin] = dataset
-    return pin
+    _REMEMBERED[f"{name}@{dataset.version}"] = dataset
+    return f"{name}@{dataset.version}"
 
 
 def pinned(name: str, kind: Kind) -> str:

@@ -36,9 +36,7 @@ FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
 _FROM_THE_RECORDS = ("kind", "inputs", "unit", "targets", "splits", "classes", "size")
 """Fields of an entry that the records and the keys of `new data` alone decide."""
-_PUBLIC = (
-    "# Whoever has this file has what follows: whether a guess at all the records is right shows in their checksums.\n"
-)
+_PUBLIC = "# Public with this file: the SHA-256 of the records tell whether a guess at all of them is right.\n"
 _WRITTEN = "# Written by `dpopt fit`, which writes it again for other keys unless somebody changed it: SHA-256 "
 """Begins an entry that a command may write again; the SHA-256 of the rest ends the line."""
 _TEXTS = ("string", "large_string")
@@ -71,10 +69,9 @@ def add(name: str, keys: DataKeys, *, is_for_fit: bool = False) -> Entry:
             remove(name)
         shutil.move(Path(scratch) / name, folder)
     text = _text(entry)
-    if is_for_fit:
-        text = f"{_WRITTEN}{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+    first = f"{_WRITTEN}{hashlib.sha256(text.encode()).hexdigest()}\n" if is_for_fit else ""
     with file.open("x", encoding="utf-8") as opened:
-        opened.write(text)
+        opened.write(first + text)
     return catalogue.entry(name)
 
 
@@ -100,17 +97,12 @@ def remove(name: str) -> None:
 
 
 def _require_stated(entry: Entry) -> None:
-    unstated = [
-        f"ranges.{name}='[0,100]'" if column.range else f"values.{name}='[a,b]'"
-        for name, column in entry.columns.items()
-        if not column.is_stated
-    ]
-    if unstated:
+    missing = {name: column for name, column in entry.columns.items() if not column.is_stated}
+    if missing:
+        keys = [f"ranges.{n}='[0,100]'" if column.range else f"values.{n}='[a,b]'" for n, column in missing.items()]
         how = "or leave columns out, drop='[NAME]'; public=true says that what the file shows of them is public"
-        allowed = f"say what may be known of each without looking at the records, {' '.join(unstated)}, {how}"
-        raise ConfigError(
-            "ranges, values", [name for name, each in entry.columns.items() if not each.is_stated], allowed
-        )
+        allowed = f"say what is public of each, whatever the records are, {' '.join(keys)}, {how}"
+        raise ConfigError("ranges, values", list(missing), allowed)
 
 
 def differences(name: str, keys: DataKeys) -> list[str]:
@@ -206,12 +198,11 @@ def _read(place: Path | None, scratch: str) -> Splits:
 
 
 def _without(splits: Splits, keys: DataKeys) -> Splits:
-    names = splits["train"].column_names
-    for key, columns in (("drop", keys.drop or ()), ("unit", filter(None, [keys.unit]))):
-        for name in columns:
-            if name not in names:
-                raise unknown(key, name, names)
-    return {split: rows.remove_columns(list(keys.drop or ())) for split, rows in splits.items()}
+    dropped, names = list(keys.drop or ()), splits["train"].column_names
+    for key, name in [*(("drop", name) for name in dropped), *(("unit", name) for name in [keys.unit] if name)]:
+        if name not in names:
+            raise unknown(key, name, names)
+    return {split: rows.remove_columns(dropped) for split, rows in splits.items()}
 
 
 def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], Splits]:
