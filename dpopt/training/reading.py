@@ -292,11 +292,9 @@ def _tensor(part: Any, where: str) -> Tensor:
             return torch.as_tensor(array.copy() if any(stride < 0 for stride in array.strides) else array)
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"an array of {getattr(part, 'dtype', type(part).__name__)}"
-        is_text = np.asarray(part).dtype.kind in "OSU"
-        how = f"({cut(str(error), 150)})"
-        if is_text:
-            how = "or leave the column out; `dpopt fit from=FILE` takes a file with texts and missing values as it is"
-        how = f"expected numbers: encode what is none {how}"
+        is_text = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
+        more = "`dpopt fit from=FILE` takes texts and missing values as they are" if is_text else cut(str(error), 150)
+        how = f"expected numbers: encode or leave out what is none ({more})"
         raise ConfigError(where, kind, how) from error
 
 

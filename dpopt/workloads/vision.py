@@ -187,7 +187,7 @@ class ImageClassification(Workload):
     @cached_property
     def _width(self) -> int:
         """The number of features."""
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
             if self.architecture in FROZEN:
                 side, channels, *_ = self.preparation
                 return int(self._backbone()(torch.empty(1, channels, side, side)).shape[1])
