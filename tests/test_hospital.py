@@ -1,4 +1,4 @@
-"""Two jobs of a hospital, from raw files to predictions and a statement: five commands each, one of which fails first."""
+"""Two jobs of a hospital, from raw files to predictions and a statement: few commands, of which one fails first."""
 
 import hashlib
 import json
@@ -112,9 +112,10 @@ def test_a_table(here, capsys, monkeypatch):
     monkeypatch.chdir(here / "elsewhere")
     assert dpopt_("predict", "model=model", "from=new.csv", "to=predictions.csv") == 0
     result = dpopt.load("model")
-    assert result.predict(frame.drop(columns="readmitted")).tolist() == pd.read_csv("predictions.csv")[
-        "prediction"
-    ].to_list()
+    assert (
+        result.predict(frame.drop(columns="readmitted")).tolist()
+        == pd.read_csv("predictions.csv")["prediction"].to_list()
+    )
     assert result.curve == []
     assert not [key for key in result.record if key.startswith("test_")]
 

@@ -1,4 +1,4 @@
-"""All rows of a person are one record: their mean gradient is clipped once, and nobody else's rows have a part in it."""
+"""All rows of a person are one record: their mean gradient is clipped once, whoever else is there."""
 
 import math
 
