@@ -234,7 +234,8 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     statement = result.statement()
     private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
     files.write(folder / _RECORD, _encoded({k: v for k, v in result.record.items() if k not in private}))
-    files.write(folder / _MODEL, _described(result.workload))
+    # As a text, since a mapping is written in the order of its keys, and that of columns decides their places.
+    files.write(folder / _MODEL, json.dumps(_described(result.workload), indent=1) + "\n")
     files.write(folder / _LEDGER, result.ledger.to_json())
     files.write(folder / _STATEMENT, f"{statement}\n")
     files.write(folder / _STATEMENT_DATA, _encoded(statement.to_dict()))

@@ -98,8 +98,8 @@ def test_fit_by_persons():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"unit": [1] * 59}, "59 owners, 60 rows"),
-        ({"unit": [1.0] * 59 + [math.nan]}, "1 of 60 rows without an owner"),
+        ({"unit": list(range(59))}, "59 owners, 60 rows"),
+        ({"unit": [*map(float, range(59)), math.nan]}, "1 of 60 rows without an owner"),
         ({"unit": "who"}, "expected a column of a data frame"),
         ({"unit": list(range(60)), "augment": lambda x: x}, "expected it without `augment`"),
         ({"unit": list(range(60)), "unit_rows": 0}, "^unit_rows: 0"),
