@@ -151,6 +151,10 @@ class Workload(Checked):
         """The model; initialised from torch's global generator."""
         raise NotImplementedError
 
+    def unfilled(self) -> nn.Module:
+        """A model whose state is to be overwritten; needs no records."""
+        return self.model()
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per example, shape [n]."""
         return F.cross_entropy(output, target, reduction="none")
