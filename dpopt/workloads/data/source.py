@@ -55,6 +55,8 @@ def incoming(dataset: Entry, given: Any) -> Source:
     if dataset.kind == "image":
         stored: list[Any] = [{"bytes": None, "path": str(path)} for path in files_of(given)]
         return Source("x", (dataset.inputs,), len(stored), lambda column: iter([stored]))
+    if dataset.kind == "text" and isinstance(given, list | tuple):
+        given = {dataset.inputs: given}
     try:
         frame = pd.read_csv(given) if isinstance(given, str | Path) else pd.DataFrame(given)
     except Exception as error:  # the library raises many kinds, none of them for a user to read
