@@ -195,6 +195,7 @@ _FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('d
 _ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
     "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
     "steps": "say `epochs`: N / B steps are one",
+    "log": "say `callback`, which is called with each entry of the curve",
 }
 """Arguments of other libraries -> what there is in their place."""
 

@@ -7,7 +7,7 @@ of LaTeX, a formula of a spreadsheet, HTML, colours of a terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -79,3 +79,11 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} seconds"
     return f"{seconds / 60:.2g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
+
+
+FALLEN = "the learning rate ended more than 10 times below its start, as its probes saw noise"
+
+
+def fallen(noise: Mapping[str, float], start: float, end: float) -> str:
+    """`FALLEN`, with the numbers, where a rule that probes losses (a kind of `noise`) ended so far below; else ""."""
+    return f"{FALLEN} ({start:.1e}, {end:.1e})" if "losses" in noise and 0 < end < start / 10 else ""

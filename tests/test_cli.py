@@ -131,7 +131,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].count("learning_rate.") == 2
     assert main(["rank", "suite=quickstart", here, "budgets=[4]"]) == 0
     assert main(["rank", "suite=quickstart", here, "by=draws"]) == 0
-    assert "Methods have the same number of draws" in capsys.readouterr().out
+    assert "Ranks at equal draws, on average" in capsys.readouterr().out
     assert main(["report", "suite=quickstart", here, f"plots={figures}"]) == 0
     folder = tmp_path / "results" / "suites" / "quickstart"
     assert "<svg" in (folder / "report.html").read_text()

@@ -91,14 +91,15 @@ def test_what_cannot_be_used_is_one_error_before_any_work(words, message, here, 
 
 def test_what_is_public_has_to_be_stated(here, capsys):
     assert main(["fit", "from=people.csv", *SAID]) == 2
-    assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
-    assert not (here / "folder").exists()
+    error = " ".join(capsys.readouterr().err.split())
+    assert "say what is public of each, whatever the records are" in error
+    assert "ranges.age='[0,100]'" in error
+    assert sorted(path.name for path in here.iterdir() if path.name != "cache") == ["people.csv"]
 
 
-def test_the_same_file_again_is_the_same_data_and_another_one_is_refused(here, capsys):
+def test_the_same_file_again_is_the_same_data_and_another_one_is_read_again(here, capsys):
     words = ["fit", "from=people.csv", *PUBLIC, "optimizer=dp_sgd", *QUICK, "epochs=0.5"]
     assert main([*words, "to=one"]) == 0
-    made = (here / "data" / "people.yaml").read_bytes()
     assert main([*words, "to=two"]) == 0
     assert main([*[word for word in words if word not in PUBLIC], "to=three"]) == 0
     one, *others = (
@@ -106,13 +107,19 @@ def test_the_same_file_again_is_the_same_data_and_another_one_is_refused(here, c
     )
     assert {other.record["examples"] for other in others} == {one.record["examples"]}
     capsys.readouterr()
-    assert main([*(word for word in words if "age=" not in word), "ranges.age=[0,90]", "to=four"]) == 2
-    assert "it or a key has changed since data/people.yaml was made (age)" in " ".join(capsys.readouterr().err.split())
+    assert main([*(word for word in words if "age=" not in word), "ranges.age=[0,90]", "to=four"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "it or a key has changed since data/people.yaml was made (age): it is made again" in printed
+    assert data.entry("people").columns["age"].range == (0, 90)
+    # What somebody has changed is theirs.
+    entry = here / "data" / "people.yaml"
+    made = entry.read_bytes().replace(b"none stated", b"stated")
+    entry.write_bytes(made)
     text = (here / "people.csv").read_text()
     (here / "people.csv").write_text(text.replace(",yes\n", ",no\n", 1))
-    assert main([*words, "to=four"]) == 2
+    assert main([*words, "to=five"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "(splits): say data=people for what it was, or move data/people.yaml and data/people/ away" in error
-    assert (here / "data" / "people.yaml").read_bytes() == made
-    assert not (here / "four").exists()
+    assert "(splits, age): say data=people for what it was, or move data/people.yaml and data/people/ away" in error
+    assert entry.read_bytes() == made
+    assert not (here / "five").exists()
     assert {path.name for path in here.glob(".dpopt-*")} == set()

@@ -16,7 +16,7 @@ FLOORS = [
     {"registry", "cells"},
     {"testing", "isolated"},
     {"training"},
-    {"study", "suites"},
+    {"study", "suites", "sklearn"},
     {"runs"},
     {"audit", "bench", "results"},
     {"cli"},

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dpopt import __version__, bars
 from dpopt.cli.completion import answer
 from dpopt.cli.console import ERR, complain
-from dpopt.cli.fitting import Fit
+from dpopt.cli.fitting import Fit, Predict
 from dpopt.cli.keys import Command
 from dpopt.cli.listing import List
 from dpopt.cli.new import KINDS, new
@@ -107,6 +107,7 @@ COMMANDS: dict[str, Command] = {
         usage="KIND NAME KEY=VALUE",
     ),
     "fit": Command(Fit, "a private model of a data file, a data set or a workload"),
+    "predict": Command(Predict, "what such a model says of new records"),
     "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=_OF_SUITE),
     "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=_OF_SUITE),
     "status": Command(Status, "how far a suite is, and what failed"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -50,13 +50,22 @@ class List:
                 table.add_row(*(row[name] for name in columns))
             print_wide(table, OUT.width)
             OUT.print()
+        if self.what in (None, "optimizers"):
+            print_notes(registry.optimizers())
         if not self.what:
             OUT.print("`dpopt list suites` and `dpopt list models` print the rest", style="dim")
             from dpopt.workloads.data import catalogue
 
-            for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
+            for name, entry in catalogue.entries().items():
                 if entry.note:
                     OUT.print(f"{name}: {entry.note}", style="dim")
+
+
+def print_notes(names: Iterable[str]) -> None:
+    """Print what the registry notes of optimizers, a line each."""
+    for name in names:
+        if note := registry.entry("optimizer", name).note:
+            OUT.print(f"{name}: {note}", style="dim")
 
 
 def _optimizers() -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpopt.cli.console import ERR, OUT, complain, print_table, report_problems
 from dpopt.cli.keys import OfSuite, read, suite_name
+from dpopt.cli.listing import print_notes
 from dpopt.fields import Count, Name, key
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def plan(overrides: Sequence[str]) -> None:
             OUT.print(f"{row.label} failed: {row.timing.failure}")
     for line in protocol.departures(planned):
         OUT.print(f"protocol: {line}")
+    print_notes(dict.fromkeys(entry.cell.optimizer["name"] for entry in planned))
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):

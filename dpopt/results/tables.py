@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpopt import registry
+from dpopt.markup import FALLEN, fallen
 from dpopt.results import layout, pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
@@ -60,6 +61,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
             _WIDEN_NOTE.format(widen) if widen else "",
             f"{unscored}, which counts as diverged: not ranked." if unscored else "",
+            _fallen(group),
         ]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
@@ -88,6 +90,14 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed") | np.array(is_unscored)), tests)
     order = {**dict.fromkeys([*BLOCK, "is_reference"], True), "mean": False}
     return table.sort_values(list(order), ascending=list(order.values())).reset_index(drop=True)
+
+
+def _fallen(group: pd.DataFrame) -> str:
+    if not {"eta", "lr", "noise_losses"} <= set(group):
+        return ""
+    pairs = group.loc[group["noise_losses"].notna(), ["lr", "eta"]].itertuples(index=False)
+    fell = sum(bool(fallen({"losses": 1.0}, *pair)) for pair in pairs)
+    return f"In {fell} of {len(group)} seeds {FALLEN}." if fell else ""
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,15 +23,16 @@ from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
+from dpopt.markup import fallen
 from dpopt.optimizers.averaged import Averaged
 from dpopt.optimizers.held import Held
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import number_of_draws, sampling_rate
+from dpopt.privacy.ledger import default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
-from dpopt.training import trial
+from dpopt.training import persons, trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
 from dpopt.training.loop import ADAPTED, observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
@@ -46,6 +48,10 @@ _Stepper = Annotated[
 """An optimizer object, as errors say it."""
 _GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
 """The guarantee that epsilon and delta are of, in words of the record."""
+_OF_PERSONS = {"adjacency": "add or remove all records of one person", "unit": "person", "sampling": "Poisson"}
+"""The same where all rows of a person are one record."""
+AVERAGE, EPOCHS, BATCH_SIZE = 0.95, 10, 256
+"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the largest B."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
 _COMPARED = 64
@@ -58,22 +64,24 @@ def fit(
     loss: Loss,
     train: Any,
     *,
-    optimizer: str | _Stepper,
     epsilon: Bound,
-    delta: Probability,
-    epochs: Positive,
-    batch_size: Factor,
+    optimizer: str | _Stepper | None = None,
+    delta: Probability | None = None,
+    epochs: Positive | None = None,
+    batch_size: Factor | None = None,
     accountant: str = "pld",
     engine: str = "auto",
     precision: str = "float32",
     device: str | int | torch.device = "auto",
     seed: Seed | None = None,
     target: str | None = None,
+    unit: Any = None,
+    unit_rows: Multiplicity = 4,
     test: Any = None,
     transform: Transform | None = None,
     augment: Transform | None = None,
     multiplicity: Multiplicity = 1,
-    average: Decay = 0.0,
+    average: Decay | None = None,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
@@ -87,18 +95,23 @@ def fit(
         model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix examples.
         loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]; outputs with `logits` come as these.
         train: records of one shape: a pair (inputs, targets), columns by name, a data set, or a `DataLoader` of one.
-        optimizer: a registered name or an optimizer.
-        epsilon, delta: target, delta usually below 1/N; an epsilon of infinity trains without noise.
-        epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N.
+        optimizer: a registered name or an optimizer; by default `default_optimizer`, with its average.
+        epsilon, delta: target, delta usually below 1/N and by default N^-1.1; an epsilon of infinity has no noise.
+        epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N. By
+            default `EPOCHS` and the smaller of `BATCH_SIZE` and N. The record names the defaults that were taken.
         accountant, engine, precision: see `dpopt.privacy.epsilon`, `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
         seed: None is a new secret. A number makes the run repeatable, and whoever knows it can take the noise away.
         target: name of the target among columns; by default label, labels, target or y.
+        unit: the column that says whose row it is, or the owner of each row: the guarantee is then for all rows of a
+            person, which are drawn together and clipped as one record; N is the number of persons.
+        unit_rows: rows of a person that count at most, the first ones; it is public, and memory grows with it.
         test: data to evaluate on, as `train`; accuracy is added where outputs are a score for each class.
         transform: a batch of stored inputs [n, ...] on the device -> the model's inputs; nothing random.
         augment: random changes to a batch of training inputs after `transform`, to each record on its own.
         multiplicity: augmented views of a record in a draw; its gradient is their mean (De et al. 2022).
-        average: decay of the weights in an average of the parameters (see `Averaged`); 0 averages nothing.
+        average: decay of the weights in an average of the parameters (see `Averaged`); 0, the default where there is
+            an `optimizer`, averages nothing.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         checkpoint: folder from which the same call goes on, bit for bit; keep it as secret as the data.
         callback: called with each entry of the curve; an error that it raises ends the run.
@@ -125,14 +138,24 @@ def fit(
     processes, place = Processes.of_group() if distributed else ALONE, resolve_device(device)
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    chosen = Isolated(optimizer) if isolate else registry.create(optimizer) if isinstance(optimizer, str) else optimizer
+    if unit is not None and augment is not None:
+        raise ConfigError("unit", unit, "expected it without `augment`: rows and views would be one axis")
+    if is_default := optimizer is None:
+        average = AVERAGE if average is None else average
+    average = average or 0.0
+    name_or_object = default_optimizer() if optimizer is None else optimizer
+    if isolate:
+        chosen: Any = Isolated(name_or_object)
+    else:
+        chosen = registry.create(name_or_object) if isinstance(name_or_object, str) else name_or_object
     # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
     try:
         hash(chosen)
     except TypeError as error:
         raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
-    # What the noise depends on, in the order in which it is derived from it.
-    stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
+    # The number of records, which is public, decides some defaults.
+    left = {"epochs": epochs, "batch_size": batch_size, "delta": delta, "optimizer": None if is_default else chosen}
+    defaults = sorted(name for name, value in left.items() if value is None)
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.
     with (
@@ -143,9 +166,19 @@ def fit(
         leased(checkpoint, is_first),
     ):
         show("reading the data")
+        if isinstance(unit, str):
+            (train, owners), column = persons.separated(train, unit), unit
+            test, unit = test if test is None else persons.separated(test, column)[0], owners
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
-        examples = len(subject.train.x)
+        of_person = [] if unit is None else persons.rows_of(unit)
+        examples = len(of_person or subject.train.x)
+        epochs, batch_size = epochs or EPOCHS, batch_size or min(BATCH_SIZE, examples)
+        delta = delta or default_delta(examples)
+        # What the noise depends on, in the order in which it is derived from it.
+        stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
+        if (most := max(map(len, of_person), default=0)) > unit_rows:
+            warnings.warn(f"unit: someone has {most} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
         for doubt in _doubts(examples, train, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 
@@ -157,6 +190,8 @@ def fit(
             refuse_mixing(transform, some, "transform")
             refuse_sharing(transform, some, "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
+        if unit is not None:
+            seen = persons.grouped(subject, unit, unit_rows)
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
         with trial.refused("model", seen.name, "making its clipping engine"):
@@ -168,7 +203,7 @@ def fit(
                     raise
                 clipper = VmapEngine(seen.model, seen.loss)
             problem = trial.blindness(seen)
-        without = trial.unused(seen, subject.train, place, model)
+        without = trial.unused(seen, seen.train, place, model)
 
         show("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
@@ -187,6 +222,7 @@ def fit(
             run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
             run |= code
             run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
+            run |= {} if unit is None else {"unit": digest(*seen.train)}
         file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
         if file.start not in (None, digest(start)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
@@ -204,11 +240,12 @@ def fit(
         stepper: Optimizer = Held(chosen, without.spans) if without.spans else chosen
         stepper = Averaged(stepper, average) if average else stepper
         with processes.together() as settle:
-            begin = file.reached(stepper.init(start), plan)
+            initial = stepper.init(start)
+            begin = file.reached(initial, plan)
             settle()
         oracle = DataOracle(
             clipper,
-            *subject.train,
+            *seen.train,
             plan,
             draw_seed=file.seeds[0],
             noise_seed=file.seeds[1],
@@ -249,20 +286,26 @@ def fit(
             spent["status"] = "no_signal"
         if end.curve[-1].get("test_unscored"):
             spent["status"] = "diverged"
+        rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
+        lowest = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
+        if lowest:
+            warnings.warn(f"optimizer: {lowest}", stacklevel=3)
         # The seeds leave the file first: where that fails, the model is as it was and the run can go on.
         file.save(end, has_ended=True)
         clipper.load(end.state.theta)
     # The model is loaded; what follows is said of it, and costs nothing.
     record = {
-        "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
+        "optimizer": name_or_object if isinstance(name_or_object, str) else repr(name_or_object),
         "seed": seed,
         "seed_is_secret": seed is None,
         "batch_size": batch_size,
         "epochs": epochs,
         "average": average,
         "multiplicity": multiplicity,
-        **_GUARANTEE,
+        "defaults": defaults,
+        **(_GUARANTEE if unit is None else _OF_PERSONS | {"unit_rows": unit_rows}),
         **spent,
+        **({"doubt": lowest} if lowest else {}),
         **without.record,
         **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
         **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", *ADAPTED)},
@@ -271,8 +314,18 @@ def fit(
         "processes": processes.size,
         "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
         "isolated": isolate,
+        "date": datetime.now(UTC).date().isoformat(),
+        **({"clip": float(bound)} if (bound := getattr(getattr(chosen, "clip", None), "sensitivity", None)) else {}),
+        "inputs": list(subject.layout.names),
+        "transform": named(transform) if transform else None,
+        "classes": subject.classes,
     }
-    return FitResult(model, record, end.ledger, end.curve)
+    return FitResult(model, record, end.ledger, end.curve, transform)
+
+
+def default_optimizer() -> Any:
+    """The best constant of the suite `leaderboard` that needs no search: `adadp_equilibrium`, clipped automatically."""
+    return registry.create("adadp_equilibrium", clip="automatic")
 
 
 def _subject(
@@ -315,10 +368,10 @@ def _doubts(
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
     if epsilon == math.inf:
         return
-    again, most = repeats(train)
+    again, times = repeats(train)
     if again:
         yield (
-            f"train: {again} of its {examples} records are others again, one of them {most} times in all: each is"
+            f"train: {again} of its {examples} records are others again, one of them {times} times in all: each is"
             " counted as one person's, and someone who is there k times is hidden k times less"
         )
     if seed is not None:
@@ -348,7 +401,7 @@ def _seeds(
     beside all this which random numbers a layer draws.
     """
     looks: list[object] = []
-    x, y = (send(part[:_COMPARED], subject.device) for part in subject.train)
+    x, y = (send(part[:_COMPARED], subject.device) for part in seen.train)
 
     def views_and_losses() -> tuple[Tensor, Tensor]:
         inputs = seen.transform(x)
@@ -364,6 +417,6 @@ def _seeds(
     # round differently.
     is_random, looks = processes.gather((is_random, looks))[0]
     cut = [processes.size, *how] if is_random else []
-    records = [digest(engine.theta), *subject.records]
+    records = [digest(engine.theta), *seen.records]
     # Two runs that shared their noise would cancel it, so the noise depends on all that tells them apart.
     return derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
@@ -87,6 +87,20 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
     return _whole(*(_hugging if is_hugging else _records)(data, where, target), where)
 
 
+def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
+    """Inputs alone, read as by `read`; of columns those called `names` where these are given, in their order."""
+    if _is_frame(data) or isinstance(data, Mapping):
+        if absent := [name for name in names if name not in data]:
+            raise ConfigError(where, [str(name) for name in data], f"expected the columns {', '.join(absent)} too")
+        data = {str(name): data[name] for name in names or data}
+        count = len(next(iter(data.values()), ()))
+    elif isinstance(data, list) or not is_array(data):
+        return read(data, where)[0]  # a data set, with targets that do not count
+    else:
+        count = len(data) if data.ndim else 0
+    return read((data, torch.zeros(count)), where)[0]
+
+
 def repeats(data: Any) -> tuple[int, int]:
     """The number of records that are one of those before again, and how often the most frequent one is there."""
     # By place and not by value: two people may have the same values.
@@ -147,7 +161,7 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
             with suppress(TypeError, ValueError, RuntimeError):
                 parts[at] = torch.tensor(part)
     inputs, targets = parts
-    is_pair = _is_array(targets) and (_is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
+    is_pair = is_array(targets) and (is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
     return (inputs, targets) if is_pair else None
 
 
@@ -242,7 +256,8 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
-def _is_array(part: Any) -> bool:
+def is_array(part: Any) -> bool:
+    """True for a tensor, and for what NumPy takes for an array and has no columns."""
     return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
 
 
@@ -267,7 +282,7 @@ def _tensor(part: Any, where: str) -> Tensor:
     try:
         with warnings.catch_warnings():  # nothing is written into an array that may not be written
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            if not _is_array(part) or isinstance(part, Tensor):
+            if not is_array(part) or isinstance(part, Tensor):
                 return torch.as_tensor(part)
             array = np.asarray(part)
             if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them
@@ -278,8 +293,10 @@ def _tensor(part: Any, where: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"an array of {getattr(part, 'dtype', type(part).__name__)}"
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
-        if kind.endswith("object") and any(isinstance(value, str) for value in np.ravel(part)):
-            kind, how = "texts", "expected numbers: encode it, leave it out, or let `dpopt fit from=FILE` encode it"
+        is_mixed = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
+        if is_mixed and any(isinstance(value, str | bytes) for value in np.ravel(part)):
+            more = "`dpopt fit from=FILE` takes texts and missing values as they are"
+            kind, how = "texts", f"expected numbers: encode or leave out what is none ({more})"
         raise ConfigError(where, kind, how) from error
 
 

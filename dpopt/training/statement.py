@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import MAX_EMAX, ROUND_CEILING, Context, Decimal
 from html import escape
 from typing import Any
 
@@ -36,8 +36,16 @@ _COPIED = (
     *("rate", "examples", "batch_size", "epochs", "optimizer"),
 )
 """Keys of a record that a statement takes as they are."""
+_ADDED = ("unused_are_held", "unit_rows", "clip", "seed_is_secret", "data", "date", "weights_sha256")
+"""The same, where the record has them."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
+_EXACT = Context(prec=20, Emax=MAX_EMAX)
+"""For e to the power of epsilon, which no float holds."""
+_WHO = {"record": "any one record was", "person": "all records of any one person were"}
+"""Unit of privacy -> its part of the first sentence."""
+_SEVERAL = {"record": "records at once, such as all those of one person", "person": "persons at once, such as a family"}
+"""Unit of privacy -> several of it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,12 @@ class Statement:
         versions: of the packages that trained.
         unused: parameters that the loss never used, or did not use for some of the records that were looked at.
         unused_are_held: they are as they were before training; else noise alone moved them.
+        unit_rows: rows of a person that count at most, where the unit is a person; else 0.
+        clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.
+        defaults: arguments that nobody chose.
+        seed_is_secret: nobody knows the seed, which is kept nowhere.
+        data, date, weights_sha256: the training data, the day of the end (UTC), the SHA-256 of `model.safetensors`;
+            empty where they are not known, or the model is not saved.
     """
 
     private: bool
@@ -84,6 +98,13 @@ class Statement:
     versions: Mapping[str, str]
     unused: tuple[str, ...] = ()
     unused_are_held: bool = False
+    unit_rows: int = 0
+    clip: float = math.nan
+    defaults: tuple[str, ...] = ()
+    seed_is_secret: bool = False
+    data: str = ""
+    date: str = ""
+    weights_sha256: str = ""
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -104,12 +125,13 @@ class Statement:
             epsilon=epsilon,
             draws=len(ledger),
             noise=dict(record["noise"]),
-            status=record["status"] + scored,
+            status=", ".join(filter(None, [record["status"], record.get("doubt")])) + scored,
             tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
             not_covered=tuple(_not_covered(record)),
             versions=dict(record["versions"]),
             unused=tuple(record.get("unused", ())),
-            unused_are_held=record.get("unused_are_held", False),
+            defaults=tuple(record.get("defaults", ())),
+            **{name: record[name] for name in _ADDED if name in record},
             **{name: record[name] for name in _COPIED},
         )
 
@@ -128,11 +150,19 @@ class Statement:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def _guarantee(self) -> Iterator[str]:
+        factor = _up(Decimal(self.epsilon).exp(_EXACT), 3)
+        yield (
+            f"In words: whether {_WHO[self.unit]} among the training data changes the probability of anything that "
+            f"the model may show by a factor of at most {factor} (e to the power of epsilon), apart from a probability "
+            f"of at most {_up(self.delta, 3)} (delta, {_up(self.delta * self.examples, 3)} / {self.examples})."
+        )
         yield (
             f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
-            f"delta = {self.delta}. Training was to spend at most epsilon = {self.epsilon_target}."
+            f"delta = {_up(self.delta, 3)}. Training was to spend at most epsilon = {self.epsilon_target:g}."
         )
         yield f"Neighbouring data sets: {self.adjacency}."
+        if self.unit_rows:
+            yield f"Of each person the first {self.unit_rows} rows count at most."
         yield (
             "Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is "
             "published."
@@ -149,13 +179,21 @@ class Statement:
         yield from (f"- {sentence}" for sentence in self.not_covered)
 
     def _run(self) -> Iterator[str]:
+        norm = "" if math.isnan(self.clip) else f" (a gradient: by an L2 norm of C = {self.clip:g})"
         noise = ", ".join(f"{value:.{_DIGITS}g} ({kind})" for kind, value in self.noise.items())
         yield (
-            f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} records by "
+            f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} {self.unit}s by "
             f"{self.sampling} sampling at rate {self.rate:.{_DIGITS}g}: an expected batch of "
             f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
-            f"record, with Gaussian noise; noise multiplier: {noise}."
+            f"{self.unit}{norm}, with Gaussian noise; noise multiplier: {noise}."
         )
+        if self.defaults:
+            yield f"Defaults, which nobody chose for these data: {', '.join(self.defaults)}."
+        yield f"Data: {self.data or 'not named'}, {self.examples} {self.unit}s. Trained: {self.date or 'not dated'}."
+        if self.seed_is_secret:
+            yield "Seed: a secret from the operating system, which was deleted when training ended."
+        if self.weights_sha256:
+            yield f"This is about the weights with SHA-256 {self.weights_sha256} (model.safetensors)."
         if self.unused:
             moved = "are as they were before training" if self.unused_are_held else "may hold noise alone"
             yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
@@ -169,19 +207,17 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    yield (
-        "Several records at once, such as all those of one person: only the presence of a single record is hidden as "
-        "stated."
-    )
-    yield "The number of records: it is taken as public."
+    several = _SEVERAL[record["unit"]]
+    yield f"Several {several}: only the presence of a single {record['unit']} is hidden as stated."
+    yield f"The number of {record['unit']}s: it is taken as public."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
         "the status no_signal."
     )
     # A test split is other people's data, whose scores are released without noise.
-    if any(key.startswith("test_") for key in record):
-        yield "Scores on test data, in the record and in the curve: they are computed without noise."
+    if "tested" in record or any(key.startswith("test_") for key in record):
+        yield "Scores on test data: they are computed without noise, and in the folder `private`, to be kept back."
     if not record["isolated"]:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
@@ -193,6 +229,7 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     yield "How long the run took."
 
 
-def _up(epsilon: float) -> str:
+def _up(value: float | Decimal, digits: int = _DIGITS) -> str:
     # Rounded to nearest, a printed epsilon could be below the spent one.
-    return f"{Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING, Emax=MAX_EMAX).create_decimal(Decimal(value))
+    return f"{rounded:f}" if 1e-3 <= rounded < 10**6 else f"{rounded.normalize():e}"

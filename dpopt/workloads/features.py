@@ -46,7 +46,10 @@ def cached(
 
 
 def computed(
-    backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = _BATCH
+    backbone: Callable[[], nn.Module],
+    x: Tensor,
+    transform: Callable[[Tensor], Tensor] = lambda x: x,
+    batch: int = _BATCH,
 ) -> NDArray[np.float32]:
     """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores."""
     place = device()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Few, FewOrNone
@@ -56,6 +56,9 @@ class TableClassification(Workload):
 
     def load(self) -> tuple[Split, Split]:
         return data.table(self.data, "train"), data.table(self.data, "test")
+
+    def read(self, given: Any) -> Tensor:
+        return data.incoming(self.data, given)
 
     def model(self) -> nn.Module:
         hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)

@@ -1,12 +1,13 @@
 import dataclasses
 import math
+import re
 from decimal import Decimal
 
 import dp_accounting
 import pytest
 import short
 from dp_accounting import rdp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpopt.privacy.accountants import ACCOUNTANTS
@@ -71,8 +72,11 @@ def test_the_text_in_full():
 
 
 EXPECTED = """\
-Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-05. Training \
-was to spend at most epsilon = 3.0.
+In words: whether any one record was among the training data changes the probability of anything that the \
+model may show by a factor of at most 3.02 (e to the power of epsilon), apart from a probability of at most \
+1.01e-5 (delta, 0.0501 / 5000).
+Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1.01e-5. Training \
+was to spend at most epsilon = 3.
 Neighbouring data sets: add or remove one record.
 Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is \
 published.
@@ -98,6 +102,8 @@ rounded.
 Mechanism: hyfreedp; 250 draws from 5000 records by Poisson sampling at rate 0.02: an expected batch of 100 \
 and 5 epochs. Each release is a sum of what was bounded for each record, with Gaussian noise; noise \
 multiplier: 1.5 (gradient), 9 (losses).
+Data: not named, 5000 records. Trained: not dated.
+Seed: a secret from the operating system, which was deleted when training ended.
 Status: done.
 Versions: dpopt 0.1.0, torch 2.6.0."""
 
@@ -106,7 +112,7 @@ def test_what_is_said_follows_the_run():
     plain = str(Statement.of(RECORD, LEDGER))
     assert "Nothing is known of other runs on these data" in plain
     assert "Scores on test data" not in plain
-    assert "the seed" not in plain
+    assert "knows the seed" not in plain
     assert "An optimizer that means harm" in plain
     tuned = ["The learning rate was chosen among five.", "So was the batch size."]
     other = {**RECORD, "seed_is_secret": False, "isolated": True, "test_loss": 0.3}
@@ -128,9 +134,27 @@ def test_a_release_without_noise_leaves_no_guarantee(ledger):
 
 
 @given(st.floats(1e-9, 1e6))
+@example(7.39)
 def test_epsilon_is_rounded_up(epsilon):
     shown = statement._up(epsilon)
     assert Decimal(epsilon) <= Decimal(shown) <= Decimal(epsilon) * Decimal("1.001")
+
+
+@given(st.floats(1e-3, 1e5))
+def test_the_factor_in_words_is_e_to_epsilon_rounded_up(epsilon):
+    text = str(dataclasses.replace(Statement.of(RECORD, LEDGER), epsilon=epsilon))
+    shown = float(Decimal(re.search(r"a factor of at most (\S+) \(e", text)[1]).ln())
+    assert epsilon * (1 - 1e-12) <= shown <= epsilon + 0.011
+
+
+def test_what_a_record_adds():
+    more = {"clip": 1.0, "defaults": ["delta", "epochs"], "data": "patients", "date": "2026-01-02", "doubt": "it fell"}
+    text = str(Statement.of({**RECORD, **more, "weights_sha256": "ab" * 32}, LEDGER))
+    assert "what was bounded for each record (a gradient: by an L2 norm of C = 1), with Gaussian noise" in text
+    assert "Defaults, which nobody chose for these data: delta, epochs." in text
+    assert "Data: patients, 5000 records. Trained: 2026-01-02." in text
+    assert f"This is about the weights with SHA-256 {'ab' * 32} (model.safetensors)." in text
+    assert "Status: done, it fell." in text
 
 
 def test_a_dict_holds_all():

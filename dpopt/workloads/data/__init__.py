@@ -8,6 +8,7 @@ folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
 from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
 from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
+from dpopt.workloads.data.source import incoming as open_incoming
 
 __all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
 
@@ -69,7 +71,27 @@ def table(name: str, split: str) -> Split:
     def encoded(source: Source) -> tuple[NDArray[Any], str]:
         return records.encode(dataset, source), records.of_columns(dataset, source)
 
-    return _kept({"kind": "tables", "columns": columns, "revision": records.REVISION}, dataset, split, encoded)
+    return _kept({"kind": "tables", "columns": columns, "revision": 2}, dataset, split, encoded)
+
+
+def units(name: str, split: str) -> list[Any]:
+    """The owner of each row of a table whose entry names a `unit`; ConfigError where a row has none."""
+    return read_column(open_source(entry(name), split), entry(name).unit)
+
+
+def incoming(name: str, given: Any, size: int = 0) -> Any:
+    """New records as `table`, `texts` or, in `size`, `images` gives them: a data frame, a CSV file, images.
+
+    Raises:
+        ConfigError: they are none of these, or lack a column.
+    """
+    dataset = entry(name)
+    source = open_incoming(dataset, given)
+    if dataset.kind == "table":
+        return torch.from_numpy(records.encode(dataset, source))
+    if dataset.kind == "image":
+        return torch.from_numpy(records.decode(replace(dataset, size=None), source, size)[0])
+    return _strings(source, dataset.inputs)
 
 
 def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:

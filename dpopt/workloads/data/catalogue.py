@@ -29,6 +29,8 @@ UNSTATED = "???"
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
 _DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
 """Fields of an entry that decide the numbers that a model is given."""
+_REMEMBERED: dict[str, Entry] = {}
+"""NAME@VERSION -> entries that saved models brought along."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Entry:
         licence: as the authors or the hub's card say.
         reference: whom to cite.
         inputs: the column of the inputs; empty for a table.
+        unit: of a table, the column that says whose row it is, which is no input; empty where there is none.
         columns: of a table, the input columns by name.
         hub, config, revision: arguments of `datasets.load_dataset`; no `hub` where only a local folder can give it.
         classes: number of classes; 0 for pairs.
@@ -110,6 +113,7 @@ class Entry:
     licence: str
     reference: str
     inputs: str = ""
+    unit: str = ""
     columns: dict[str, Column] = field(default_factory=dict)
     hub: str | None = None
     config: str | None = None
@@ -160,11 +164,25 @@ class Entry:
         decides = {key: value for key, value in asdict(self).items() if key in _DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
+    def content(self, is_public: bool = False) -> dict[str, Any]:
+        """The entry as its file holds it, as plain data; `is_public` leaves out what would tell of single records."""
+        content = {key: value for key, value in _plain(asdict(self)).items() if key not in ("name", "folder", "origin")}
+        for part in content["splits"].values() if is_public else ():
+            for checksum in ("inputs", "targets"):
+                part.pop(checksum, None)
+        return content
+
     def part(self, split: str) -> SplitEntry:
         """The split that dpopt calls `split`; `ConfigError` where there is none."""
         if split not in self.splits:
             raise unknown(f"{self.name}.split", split, self.splits)
         return self.splits[split]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def names() -> tuple[str, ...]:
@@ -175,12 +193,21 @@ def names() -> tuple[str, ...]:
 def entry(name: str) -> Entry:
     """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it, unless that has changed."""
     plain, _, version = str(name).partition("@")
+    if name in _REMEMBERED:
+        return _REMEMBERED[name]
     if plain not in entries():
         raise unknown("data", name, entries())
     dataset = entries()[plain]
     if version and version != dataset.version:
         raise ConfigError("data", name, f"{dataset.origin or 'its entry'} is another by now: {plain}@{dataset.version}")
     return dataset
+
+
+def remember(name: str, content: Mapping[str, Any]) -> str:
+    """NAME@VERSION, under which `entry` knows a data set of this `content` from now on, wherever it came from."""
+    dataset = _parse(name, content)
+    _REMEMBERED[f"{name}@{dataset.version}"] = dataset
+    return f"{name}@{dataset.version}"
 
 
 def pinned(name: str, kind: Kind) -> str:

@@ -11,7 +11,7 @@ import glob
 import hashlib
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from PIL import Image
 
 from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
+from dpopt.workloads import cache
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
@@ -31,11 +32,14 @@ from dpopt.workloads.data_keys import DataKeys
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["HOW_TO_STATE", "add", "differences"]
+__all__ = ["HOW_TO_STATE", "add", "copies", "differences", "is_as_written", "remove"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
-_FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
+_FROM_THE_RECORDS = ("kind", "inputs", "unit", "targets", "splits", "classes", "size")
 """Fields of an entry that the records and the keys of `new data` alone decide."""
+_PUBLIC = "# Public with this file: the SHA-256 of the records tell whether a guess at all of them is right.\n"
+_WRITTEN = "# Written by `dpopt fit`, which writes it again for other keys unless somebody changed it: SHA-256 "
+"""Begins an entry that a command may write again; the SHA-256 of the rest ends the line."""
 _TEXTS = ("string", "large_string")
 _MOST_VALUES = 1000
 """Classes, or categories of a column; more of them are something else."""
@@ -43,21 +47,63 @@ _MOST_VALUES = 1000
 Splits = dict[str, "Dataset"]
 
 
-def add(name: str, keys: DataKeys) -> Entry:
-    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split."""
+def add(name: str, keys: DataKeys, *, is_for_fit: bool = False) -> Entry:
+    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split, for the owner alone to read.
+
+    With `is_for_fit` all columns must be stated, an entry that was written so and not changed since is written again,
+    and ConfigError leaves everything as it was.
+    """
     folder = FOLDER / name
-    for path in (folder, folder.with_suffix(".yaml")):
+    file = folder.with_suffix(".yaml")
+    is_again = is_for_fit and is_as_written(name)
+    for path in () if is_again else (folder, file):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
-    if name in catalogue.names():
+    if name in catalogue.names() and not is_again:
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
         entry = _import(name, keys, scratch)
+        if is_for_fit:
+            _require_stated(entry)
         FOLDER.mkdir(exist_ok=True)
+        if is_again:
+            remove(name)
         shutil.move(Path(scratch) / name, folder)
-    with folder.with_suffix(".yaml").open("x", encoding="utf-8") as file:
-        file.write(_text(entry))
+    text = _text(entry)
+    first = f"{_WRITTEN}{hashlib.sha256(text.encode()).hexdigest()}\n" if is_for_fit else ""
+    with file.open("x", encoding="utf-8") as opened:
+        opened.write(first + text)
     return catalogue.entry(name)
+
+
+def is_as_written(name: str) -> bool:
+    """True if `dpopt fit` wrote `data/NAME.yaml` and nobody has changed it."""
+    file = FOLDER / f"{name}.yaml"
+    first, _, text = (file.read_text("utf-8") if file.exists() else "").partition("\n")
+    return first == _WRITTEN + hashlib.sha256(text.encode()).hexdigest()
+
+
+def copies(name: str) -> list[Path]:
+    """The folders that hold the records of the data set NAME again: `data/NAME`, and those of the cache."""
+    sums = [part.inputs for part in catalogue.entry(name).splits.values() if part.inputs]
+    kept = [place for checksum in sums for place in cache.holding(checksum)]
+    return [FOLDER / name, *dict.fromkeys(kept)]
+
+
+def remove(name: str) -> None:
+    """Remove the data set NAME with all copies of its records."""
+    for place in copies(name):
+        shutil.rmtree(place)
+    (FOLDER / f"{name}.yaml").unlink()
+
+
+def _require_stated(entry: Entry) -> None:
+    missing = {name: column for name, column in entry.columns.items() if not column.is_stated}
+    if missing:
+        keys = [f"ranges.{n}='[0,100]'" if column.range else f"values.{n}='[a,b]'" for n, column in missing.items()]
+        how = "or leave columns out, drop='[NAME]'; public=true says that what the file shows of them is public"
+        allowed = f"say what is public of each, whatever the records are, {' '.join(keys)}, {how}"
+        raise ConfigError("ranges, values", list(missing), allowed)
 
 
 def differences(name: str, keys: DataKeys) -> list[str]:
@@ -78,11 +124,11 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
 
     target = keys.target or "label"
     options = replace(keys, target=target)
-    classes, splits = _labelled(_read(keys.from_, scratch), target, keys.values.get(target))
-    splits, note = _with_test(splits, options.test)
+    classes, splits = _labelled(_without(_read(keys.from_, scratch), keys), target, keys.values.get(target))
+    splits, note = _with_test(splits, options)
     kind, chosen = _input(splits["train"].features, options)
     folder = Path(scratch) / name
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     content: dict[str, Any] = {"inputs": chosen}
     if kind == "image":
         content |= _write_images(splits, chosen, options, folder)
@@ -100,6 +146,7 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
     entry = Entry(
         name=name,
         kind=kind,
+        unit=options.unit or "",
         targets=target,
         classes=len(classes),
         class_names=classes,
@@ -110,6 +157,8 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
         folder=folder,
         **content,
     )
+    for file in folder.iterdir():
+        file.chmod(0o600)
     # Checksums are of the files as they are read back, so that they hold for whoever reads them later.
     parts = {}
     for split in splits:
@@ -154,6 +203,14 @@ def _read(place: Path | None, scratch: str) -> Splits:
     return splits
 
 
+def _without(splits: Splits, keys: DataKeys) -> Splits:
+    dropped, names = list(keys.drop or ()), splits["train"].column_names
+    for key, name in [*(("drop", name) for name in dropped), *(("unit", name) for name in [keys.unit] if name)]:
+        if name not in names:
+            raise unknown(key, name, names)
+    return {split: rows.remove_columns(dropped) for split, rows in splits.items()}
+
+
 def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], Splits]:
     import datasets
 
@@ -186,25 +243,27 @@ def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tu
     return classes, numbered
 
 
-def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
+def _with_test(splits: Splits, options: DataKeys) -> tuple[Splits, str]:
+    share, train = options.test or 0.2, splits["train"]
     if "test" in splits:
-        if share is not None:
+        if options.test is not None:
             raise ConfigError("test", share, "there is a test split already")
         return splits, ""
-    share, train = share or 0.2, splits["train"]
-    # The row number alone decides, so the same file gives the same split everywhere.
-    digests = (hashlib.sha256(str(row).encode()).digest() for row in range(len(train)))
+    # The row number alone decides, or whose row it is, so the same file gives the same split everywhere.
+    whose = train[options.unit][:] if options.unit else range(len(train))
+    digests = (hashlib.sha256(str(each).encode()).digest() for each in whose)
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < share for digest in digests], bool)
     if is_test.all() or not is_test.any():
         raise ConfigError("test", share, f"of {len(train)} records {is_test.sum()} would be for tests")
     parts = {"train": train.select(np.flatnonzero(~is_test)), "test": train.select(np.flatnonzero(is_test))}
-    return {**splits, **parts}, f"test records are those of whose row number the SHA-256 begins below {share:g}"
+    by = options.unit or "row number"
+    return {**splits, **parts}, f"test records are those of whose {by} the SHA-256 begins below {share:g}"
 
 
 def _input(features: Mapping[str, Any], options: DataKeys) -> tuple[Any, str]:
     import datasets
 
-    others = [column for column in features if column != options.target]
+    others = [column for column in features if column not in (options.target, options.unit)]
     pictures = [column for column in others if isinstance(features[column], datasets.Image)]
     alone = next((columns[0] for columns in (pictures, others) if len(columns) == 1), "")
     chosen = options.inputs or ("" if alone in options.values else alone)
@@ -218,6 +277,8 @@ def _input(features: Mapping[str, Any], options: DataKeys) -> tuple[Any, str]:
     stated = sorted({*options.ranges, *options.values} - {options.target})
     if kind != "table" and (stated or options.public):
         raise ConfigError("ranges, values, public", stated, f"expected them of a table, and this is one of {kind}")
+    if kind != "table" and options.unit:
+        raise ConfigError("unit", options.unit, f"expected it of a table, and this is one of {kind}")
     if kind != "image" and options.size is not None:
         raise ConfigError("size", options.size, f"expected it of images, and this is a data set of the kind {kind}")
     return kind, "" if kind == "table" else chosen
@@ -270,7 +331,7 @@ def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) 
 
 
 def _columns(features: Mapping[str, Any], tables: Collection[Any], options: DataKeys) -> dict[str, Column]:
-    names = [name for name in features if name != options.target]
+    names = [name for name in features if name not in (options.target, options.unit)]
     for key in ("ranges", "values"):
         for name in getattr(options, key).keys() - {options.target}:
             if name not in names:
@@ -305,12 +366,7 @@ def _columns(features: Mapping[str, Any], tables: Collection[Any], options: Data
 
 
 def _text(entry: Entry) -> str:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
-        return list(value) if isinstance(value, tuple) else value
-
-    content = {key: value for key, value in plain(asdict(entry)).items() if key not in ("name", "folder")}
-    splits, style = content.pop("splits"), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    content, style = entry.content(), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    splits = content.pop("splits")
     flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
-    return flat + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)
+    return flat + _PUBLIC + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from tempfile import TemporaryFile
 from typing import Any
@@ -107,7 +107,7 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
         if isinstance(column.values, tuple):
             # A value that nobody stated counts with the missing ones: the width must not depend on the records.
             place = {value: number for number, value in enumerate(column.values)}
-            numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
+            numbers = [len(place) if value is None else _category(value, place) for value in values]
             encoded: NDArray[Any] = np.eye(len(place) + 1, dtype=np.float32)[numbers]
         else:
             assert isinstance(column.range, tuple)  # `dataset.width` asks for it
@@ -122,3 +122,11 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
         inputs[:, at : at + encoded.shape[1]] = encoded
         at += encoded.shape[1]
     return inputs
+
+
+def _category(value: Any, place: Mapping[str, int]) -> int:
+    """The number of a category; a whole number may be spelt 1 or 1.0, as a column with a missing value has it."""
+    texts = [str(value)]
+    if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
+        texts += [f"{value:.0f}", f"{value:.1f}"]
+    return next((place[text] for text in texts if text in place), len(place))
