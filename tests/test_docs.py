@@ -141,7 +141,11 @@ def test_a_tutorial_runs_as_it_is(path, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(TREE)))
 def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
+    mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    for name in ("results/published", "plots"):
+        Path(name).symlink_to(TREE / name)
     for block in blocks(path):
         if block.kind == "python":
             exec(compile("\n" * block.line + block.text, str(path), "exec"), {"__name__": "page"})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from rich.console import Console
+from rich import get_console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -161,7 +161,7 @@ def fit(
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        bars.bar(Console(), progress and is_first) as show,
+        bars.bar(get_console(), progress and is_first) as show,
         processes.together() as settle,
         leased(checkpoint, is_first),
     ):
