@@ -544,6 +544,13 @@ def read_tables(text):
     return tables
 
 
+def labels_of(page):
+    """Name on a page -> label: its first table has the rows of `leaderboard.csv` in their order."""
+    first, *_ = read_tables((page / "leaderboard.md").read_text()).values()
+    with (page / "leaderboard.csv").open(newline="") as file:
+        return dict(zip(first, (row["label"] for row in csv.DictReader(file)), strict=True))
+
+
 def heading(name):
     """The task that a column of scores is of, and what its numbers are multiplied by."""
     return plain(name.rpartition(", ")[0]), 100 if name.endswith("(%)") else 1
@@ -552,7 +559,9 @@ def heading(name):
 def compare(board, page):
     """The comparison of a page with a leaderboard."""
     text, of = (page / "leaderboard.md").read_text(), Comparison()
-    tables = read_tables(text)
+    labels = labels_of(page)
+    tables = {title: {labels.get(name, name): row for name, row in rows.items()}
+              for title, rows in read_tables(text).items()}  # fmt: skip
     suites, runs = re.search(r"^Suites: (.*?)\. ([\d,]+) runs", text, re.MULTILINE).groups()
     of.value("suites", suites, ", ".join(board.suites))
     of.printed("runs", runs, len({row["entry"]["run_id"] for row in board.rows}))
@@ -560,7 +569,8 @@ def compare(board, page):
     compare_ranks(of, board, page, text, tables["Average ranks at equal total ε"])
     compare_scores(of, board, page, tables)
     if board.against:
-        compare_against(of, board, page, tables[f"Against {board.baseline}, at equal total ε"], "‡" in text)
+        (printed,) = (rows for title, rows in tables.items() if title.startswith("Against "))
+        compare_against(of, board, page, printed, "‡" in text)
     return of
 
 
@@ -622,8 +632,9 @@ def compare_against(of, board, page, printed, has_marks):
 
 def main(results="results/published", page="docs/leaderboard"):
     """Print what was compared; the exit status."""
-    baseline = re.search(r"^## Against (\S+),", (Path(page) / "leaderboard.md").read_text(), re.MULTILINE)
-    of = compare(Leaderboard(Path(results), baseline[1] if baseline else ""), Path(page))
+    name = re.search(r"^## Against (.+), at equal", (Path(page) / "leaderboard.md").read_text(), re.MULTILINE)
+    baseline = labels_of(Path(page)).get(name[1], "") if name else ""
+    of = compare(Leaderboard(Path(results), baseline), Path(page))
     for difference in of.differences[:30]:
         print(difference)
     print(f"{of.count:,} numbers and marks compared, {len(of.differences)} differ.")
