@@ -56,7 +56,7 @@ class Status(OfSuite):
             print_table(at_work)
         for problem in results.problems:
             OUT.print(problem)
-        return not cells["state"].isin(SETTLED).all()
+        return not bool(cells["state"].isin(SETTLED).all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,8 @@ class Table(OfSuite):
         _show(shown, format=self.format)
         if self.compare and not self.format:
             OUT.print(shown.details, style="dim", soft_wrap=False)
-        if shown.title and not shown.numbers.empty and not self.format:  # what is there may hold more
+        is_empty = shown.numbers is None or shown.numbers.empty
+        if shown.title and not is_empty and not self.format:  # what is there may hold more
             _write_table(results, "wide" if self.layout == "wide" else "table", shown)
         if self.format and shown.first:
             ERR.print(shown.first)

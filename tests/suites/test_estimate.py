@@ -93,7 +93,7 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
     assert main(["plan", *arguments, "timed_draws=4"]) == 0
     probed = capsys.readouterr().out
-    assert probed.splitlines()[0] == "synthetic_logreg: d = 8, 24 FLOPs a gradient"
+    assert probed.splitlines()[0] == "synthetic logistic regression: d = 8, 24 FLOPs a gradient"
     header, row = (line.split() for line in probed.splitlines()[1:3])
     shown = "optimizer tuning cells done failed to run draws gradients FLOPs ms/draw MB hours"
     assert header == shown.split()

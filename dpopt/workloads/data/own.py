@@ -137,7 +137,8 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
     else:
         if kind == "table":
             # In one piece: of rows that were selected, each is one of its own, for which all else takes minutes.
-            tables = {split: rows.with_format("arrow")[:].combine_chunks() for split, rows in splits.items()}
+            arrow: dict[str, Any] = {split: rows.with_format("arrow")[:] for split, rows in splits.items()}
+            tables = {split: rows.combine_chunks() for split, rows in arrow.items()}
             content["columns"] = _columns(splits["train"].features, tables.values(), options)
             for split, rows in tables.items():
                 parquet.write_table(rows, _file(folder, split))
