@@ -105,7 +105,7 @@ class Table:
         """A table with a booktabs tabular and a short caption; needs \\usepackage{booktabs}."""
         caption = f"{self.first} {self.caption or self.title}".strip()
         frame, width, escape = self.styled(LATEX), self.frame.shape[1], LATEX.escape
-        is_number = [self.frame[name].str.fullmatch(_NUMBER).all() for name in self.frame]
+        is_number = [self.frame[name].astype(str).str.fullmatch(_NUMBER).all() for name in self.frame]
         head = [list(map(escape, self.frame))]
         if self.spans:
             pairs = [self.spans.get(name, ("", name)) for name in self.frame]

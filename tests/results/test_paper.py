@@ -172,3 +172,7 @@ def test_a_display_name_is_no_part_of_a_cell():
         for more in ({}, {"display": "Mine"})
     )
     assert [cell.run_id for cell in plain.cells()] == [cell.run_id for cell in named.cells()]
+
+
+def test_a_table_without_rows_is_latex_too():
+    assert r"no finished rows \\" in Table(pd.DataFrame({"no finished rows": []}), "made").latex
