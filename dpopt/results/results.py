@@ -17,7 +17,7 @@ from dpopt.errors import ConfigError
 from dpopt.results import choosing, clip_batch, frames, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
-from dpopt.results.naming import readable_names, row_names, workload_names
+from dpopt.results.naming import row_names, titles
 from dpopt.store import Store
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Results:
     @cached_property
     def _titles(self) -> dict[str, str]:
         specs = [entry["cell"]["workload"] for entry in self.store.manifest(self.suite)["cells"]]
-        return dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
+        return titles([specs])[0]
 
     def frame(self, needs: str) -> pd.DataFrame:
         """The frame that a figure `needs`."""
