@@ -19,7 +19,7 @@ import pandas as pd
 import dpopt
 from dpopt import markup
 from dpopt.results import hard_classes, statistics
-from dpopt.results.naming import readable_names, workload_names
+from dpopt.results.naming import titles
 from dpopt.results.writing import Table
 from dpopt.study.batch_size import Noise, best_batch
 
@@ -202,9 +202,9 @@ def main(folder):
     """Write the tables of a published suite."""
     results = dpopt.load_results(folder.parent, folder.name)
     specs = [entry["cell"]["workload"] for entry in results.store.manifest(results.suite)["cells"]]
-    titles = dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
+    (names,) = titles([specs])
     frames = (results.cells, results.every, results.diagnostics, results.class_scores)
-    named = (frame.assign(workload=frame["workload"].map(titles)) for frame in frames)
+    named = (frame.assign(workload=frame["workload"].map(names)) for frame in frames)
     (folder / "claims.md").write_text(f"{text(*named)}\n", "utf-8")
 
 

@@ -13,17 +13,14 @@ import pandas as pd
 
 import dpopt
 from dpopt.results import clip_batch
-from dpopt.results.naming import readable_names, workload_names
+from dpopt.results.naming import titles
 
 
 def effects(suites):
     """`Results.effects` of all suites, one below the other, their workloads named alike."""
     specs = [[entry["cell"]["workload"] for entry in each.store.manifest(each.suite)["cells"]] for each in suites]
-    names, frames = readable_names([spec for of_suite in specs for spec in of_suite]), []
-    for each, of_suite in zip(suites, specs, strict=True):
-        titles = {name: names[key] for key, name in workload_names(of_suite).items()}
-        frames.append(each.effects.assign(workload=each.effects["workload"].map(titles)))
-    return pd.concat(frames, ignore_index=True)
+    pairs = zip((each.effects for each in suites), titles(specs), strict=True)
+    return pd.concat([frame.assign(workload=frame["workload"].map(names)) for frame, names in pairs], ignore_index=True)
 
 
 def main(*folders):

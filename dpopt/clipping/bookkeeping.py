@@ -105,7 +105,8 @@ class BookkeepingEngine(FlatModel):
 
         def receive(use: _Use, gradient: Tensor) -> None:
             if layers.handler(use.module):
-                self._add(factors, use, gradient, weight, len(x), precise)
+                with precise:
+                    self._add(factors, use, gradient, weight, len(x))
             else:
                 # It needs a backward pass of its own, which cannot begin within this one.
                 waiting.append((use, gradient))
@@ -120,20 +121,13 @@ class BookkeepingEngine(FlatModel):
                 # The gradients of all other uses come to `receive` on the way to these.
                 gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
-        for use, gradient in waiting:
-            self._add(factors, use, gradient, weight, len(x), precise)
+        with precise:
+            for use, gradient in waiting:
+                self._add(factors, use, gradient, weight, len(x))
         return losses.detach()
 
     @torch.no_grad()
-    def _add(
-        self,
-        factors: list[list[Factor]],
-        use: _Use,
-        gradient: Tensor,
-        weight: Number,
-        examples: int,
-        precise: FullPrecision,
-    ) -> None:
+    def _add(self, factors: list[list[Factor]], use: _Use, gradient: Tensor, weight: Number, examples: int) -> None:
         module, names, kind = use.module, use.names, type(use.module).__name__
         if tuple(_version(x) for x in use.inputs) != use.versions:
             raise Unsupported(f"an input of {kind} was changed in place after its use")
@@ -144,19 +138,18 @@ class BookkeepingEngine(FlatModel):
             gradient = gradient * weight
         inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
         handler = layers.handler(module)
-        with precise:
-            if handler:
-                each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
-            elif not inputs:  # a bare parameter that was expanded over the batch
-                each = {names[0]: Dense(gradient)}
-            elif any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
-                raise Unsupported(f"{kind} is of unknown kind and called on rows that are no examples")
-            else:
-                try:
-                    each = layers.by_vmap(module, names, inputs, use.keywords, gradient)
-                except Exception as error:  # a module can fail in any way
-                    reason = f"{kind} holds {', '.join(names)} and cannot be repeated for one example: {error}"
-                    raise Unsupported(reason) from error
+        if handler:
+            each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
+        elif not inputs:  # a bare parameter that was expanded over the batch
+            each = {names[0]: Dense(gradient)}
+        elif any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
+            raise Unsupported(f"{kind} is of unknown kind and called on rows that are no examples")
+        else:
+            try:
+                each = layers.by_vmap(module, names, inputs, use.keywords, gradient)
+            except Exception as error:  # a module can fail in any way
+                reason = f"{kind} holds {', '.join(names)} and cannot be repeated for one example: {error}"
+                raise Unsupported(reason) from error
         for name, factor in each.items():
             factors[self._index[id(module._parameters[name])]].append(factor)
         use.inputs = use.versions = ()  # the graph refers to the use until it is gone itself

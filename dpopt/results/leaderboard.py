@@ -17,7 +17,7 @@ from dpopt.results import choosing, figures, ranking, statistics, tables
 from dpopt.results.choosing import Row
 from dpopt.results.drawing import styles_of
 from dpopt.results.frames import UNSAID
-from dpopt.results.naming import readable_names, workload_names
+from dpopt.results.naming import titles
 from dpopt.results.ranking import BLOCK, reached
 from dpopt.results.report.sheet import inline, sheet
 from dpopt.results.results import Results
@@ -71,12 +71,9 @@ class Leaderboard:
         """The private cells of all suites, their workloads named alike."""
         suites = [replace(results, store=self.store) for results in self.suites]  # which reads each of them once
         specs = [[entry["cell"]["workload"] for entry in self.store.manifest(each.suite)["cells"]] for each in suites]
-        names = readable_names([spec for of_suite in specs for spec in of_suite])
         parts = []
-        for number, (results, of_suite) in enumerate(zip(suites, specs, strict=True)):
-            titles = {name: names[key] for key, name in workload_names(of_suite).items()}
-            workloads = results.cells["workload"].map(titles)
-            parts.append(results.cells.assign(workload=workloads, number=number))
+        for number, (results, names) in enumerate(zip(suites, titles(specs), strict=True)):
+            parts.append(results.cells.assign(workload=results.cells["workload"].map(names), number=number))
         cells = pd.concat(parts, ignore_index=True)
         return cells[cells["epsilon_target"] < math.inf]
 

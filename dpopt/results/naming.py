@@ -140,3 +140,9 @@ def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
     names = {key: named(key, {"revision"}) for key in distinct}
     shared = Counter(names.values())
     return {key: name if shared[name] == 1 else named(key) for key, name in names.items()}
+
+
+def titles(of_suites: Sequence[list[dict[str, Any]]]) -> list[dict[str, str]]:
+    """For the workloads of each suite, the name in its tables -> that in figures, which is one for equal workloads."""
+    names = readable_names([spec for specs in of_suites for spec in specs])
+    return [{name: names[key] for key, name in workload_names(specs).items()} for specs in of_suites]

@@ -462,9 +462,8 @@ def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str
     means = []
     for method in (label, baseline):
         runs = entries[(entries["label"] == method) & entries["seed"].isin(seeds)].sort_values("seed", kind="stable")
-        if runs["failed"].any() or not runs["right"].map(lambda text: isinstance(text, str)).all():
-            return None
-        if runs["tested"].nunique() > 1:
+        has_bits = runs["right"].map(lambda text: isinstance(text, str)).all()
+        if runs["failed"].any() or not has_bits or runs["tested"].nunique() > 1:
             return None
         rows = [unpacked(*pair) for pair in zip(runs["right"], runs["tested"].astype(int), strict=True)]
         means.append(np.array(rows).reshape(len(seeds), -1, len(rows[0])).mean(axis=1))

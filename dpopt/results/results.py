@@ -19,7 +19,7 @@ from dpopt.markup import HTML
 from dpopt.results import choosing, clip_batch, frames, papers, ranking, tables, transfer
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
-from dpopt.results.naming import display_names, readable_names, row_names, workload_names
+from dpopt.results.naming import display_names, row_names, titles
 from dpopt.results.writing import Table
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
@@ -321,14 +321,13 @@ class Results:
         """The name in tables and figures of each workload and label of the frames."""
         entries = self.store.manifest(self.suite)["cells"]
         specs = [entry["cell"]["workload"] for entry in entries]
-        titles = dict(zip(workload_names(specs).values(), readable_names(specs).values(), strict=True))
         stated = dict[str, str]()
         with suppress(ConfigError):  # results are there whatever has become of the file
             if self.suite in suite_files():
                 settings = load_suite(self.suite).settings
                 stated = {label: of["display"] for label, of in settings.items() if of.get("display")}
         optimizers = (entry["cell"]["optimizer"]["name"] for entry in entries)
-        return titles | display_names(dict(zip(row_names(entries), optimizers, strict=True)), stated)
+        return titles([specs])[0] | display_names(dict(zip(row_names(entries), optimizers, strict=True)), stated)
 
     def named(self, frame: pd.DataFrame, names: Mapping[str, str] | None = None) -> pd.DataFrame:
         """A frame with the names that people read; `names` are further or other ones of workloads and labels."""

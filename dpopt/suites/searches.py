@@ -50,8 +50,8 @@ def setting_of(suite: Keys, label: str) -> tuple[Setting, Selection | None]:
     filled |= {"tuning": tuning, "grid": grid if is_search else content.get("grid", {})}
     filled["selection"] = {"rule": selection} if isinstance(selection, str) else selection
     setting = fields.build(Setting, filled, where)
-    # A constant begins with the name of its field; a row that sets the field has another constant.
-    presets = {key: tasks for key, tasks in entry.chosen_on.items() if key.split()[0] not in setting.fields}
+    # Most constants begin with the name of a field; a row that sets the field has another constant.
+    presets = {key: tasks for key, tasks in entry.chosen_on.items() if key.partition(" ")[0] not in setting.fields}
     setting = replace(setting, chosen_on=presets | setting.chosen_on)
     if setting.tuning == "self" and entry.grid:
         raise ConfigError(f"{where}.tuning", "self", f"{name} has learning rates to search: say grid, public or fixed")
