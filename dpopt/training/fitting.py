@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,12 +27,14 @@ from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, See
 from dpopt.markup import fallen
 from dpopt.optimizers.averaged import Averaged
 from dpopt.optimizers.held import Held
+from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import default_delta, number_of_draws, sampling_rate
+from dpopt.privacy.ledger import Ledger, Plan, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
+from dpopt.privacy.selection import After
 from dpopt.training import persons, trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
 from dpopt.training.loop import ADAPTED, observe, resolve_device, steps, summary
@@ -84,7 +87,8 @@ def fit(
     average: Decay | None = None,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
-    callback: Callable[[dict[str, Any]], None] | None = None,
+    callback: Callable[[dict[str, Any]], Any] | None = None,
+    spent: Ledger | None = None,
     distributed: bool = False,
     isolate: bool = False,
     progress: bool = True,
@@ -114,15 +118,18 @@ def fit(
             an `optimizer`, averages nothing.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         checkpoint: folder from which the same call goes on, bit for bit; keep it as secret as the data.
-        callback: called with each entry of the curve; an error that it raises ends the run.
+        callback: called with each entry of the curve. The run ends early where it returns True; an error that it raises
+            breaks the run off.
+        spent: the ledger of earlier runs on these records, such as `first.ledger`. Epsilon and the result's ledger are
+            then of all runs together. The parameters go on where the model has them, the optimizer begins anew.
         distributed: train together with the other processes of `torch.distributed`'s default group.
         isolate: run the optimizer, given by its name, in a process that holds no data.
         progress: show phases and draws.
 
     Returns:
-        The model, the record, the ledger and the curve. The record's status is "done", "diverged" (parameters, or
-        outputs for `test_unscored` test records, are not finite) or "no_signal" (there was nothing to learn, or no
-        parameter moved); the budget is spent in each case.
+        The model, the record, the ledger and the curve. The record's status is "done", "stopped" (by `callback`),
+        "diverged" (parameters, or outputs for `test_unscored` test records, are not finite) or "no_signal" (there was
+        nothing to learn, or no parameter moved); the budget is spent in each case.
 
     Raises:
         ConfigError: before training: an argument cannot be used; later: the checkpoint cannot be written.
@@ -176,6 +183,7 @@ def fit(
         delta = delta or default_delta(examples)
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
+        stated += [spent.to_json()] if spent else []
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
         if (most := max(map(len, of_person), default=0)) > unit_rows:
             warnings.warn(f"unit: someone has {most} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
@@ -207,7 +215,11 @@ def fit(
 
         show("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
-        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, **sizes)
+        before = accountants.epsilon(spent, delta, accountant) if spent else 0.0
+        if before >= epsilon and epsilon < math.inf:
+            raise ConfigError("epsilon", epsilon, f"expected more than the {before:.6g} that `spent` has spent")
+        rule = After(spent) if spent else None
+        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, selection=rule, **sizes)
         if without.warning:
             warnings.warn(without.warning, stacklevel=3)
         if problem:
@@ -218,8 +230,8 @@ def fit(
         is_alone = seed is None and checkpoint is None
         code = {} if is_alone else {name: fingerprint(value) for name, value in functions.items()}
         if checkpoint is not None:  # all records are hashed for it
-            names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
-            run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
+            names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
+            run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
             run |= code
             run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
             run |= {} if unit is None else {"unit": digest(*seen.train)}
@@ -233,7 +245,9 @@ def fit(
         if file.seeds is None:
             source = processes.gather(secret_seed())[0] if seed is None else seed
             apart = [*stated, plan.noise, examples, precision, multiplicity, *processes.gather(list(code.values()))[0]]
-            file.seeds = _seeds(source, apart, subject, seen, clipper, processes, [engine, size])
+            # Draws that two runs of one seed shared would cost more than their ledgers say together.
+            draw_source = derive(source, spent.to_json()) if spent else source
+            file.seeds = _seeds(draw_source, apart, subject, seen, clipper, processes, [engine, size])
             file.start = digest(start)
 
         # Around the optimizer, so that neither changes what it asks for, and so what it costs.
@@ -265,7 +279,7 @@ def fit(
         saved = clock.wall
         with kept_modes(subject.model), put_off(file.path) as interrupted:
             subject.model.train()
-            for state, is_mark in steps(stepper, oracle, begin.state):
+            for state, is_mark in () if file.has_ended else steps(stepper, oracle, begin.state):
                 show("training: draws", oracle.draws_taken, plan.draws)
                 if is_mark:
                     watched = (subject.metric, subject.held_out, subject.transform)
@@ -275,17 +289,19 @@ def fit(
                 if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                     file.save(reached())
                     saved = time.perf_counter()
-                if is_told and callback and is_first:
-                    callback(dict(curve[-1]))
+                if is_told and callback:
+                    answer = callback(dict(curve[-1])) if is_first else None
+                    if processes.gather(answer is True)[0]:
+                        break
                 # Only after its checkpoint, so that no draw is lost.
                 if is_last:
                     raise KeyboardInterrupt
         end = reached()
-        spent = summary(plan, oracle, end.state, epsilon, examples)
-        if spent["status"] == "done" and (problem or digest(end.state.theta) == file.start):
-            spent["status"] = "no_signal"
+        charged = _charged(plan, oracle, end.state, epsilon, examples, spent or Ledger())
+        if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
+            charged["status"] = "no_signal"
         if end.curve[-1].get("test_unscored"):
-            spent["status"] = "diverged"
+            charged["status"] = "diverged"
         rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
         lowest = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
         if lowest:
@@ -304,7 +320,7 @@ def fit(
         "multiplicity": multiplicity,
         "defaults": defaults,
         **(_GUARANTEE if unit is None else _OF_PERSONS | {"unit_rows": unit_rows}),
-        **spent,
+        **charged,
         **({"doubt": lowest} if lowest else {}),
         **without.record,
         **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
@@ -320,12 +336,27 @@ def fit(
         "transform": named(transform) if transform else None,
         "classes": subject.classes,
     }
-    return FitResult(model, record, end.ledger, end.curve, transform)
+    return FitResult(model, record, spent + end.ledger if spent else end.ledger, end.curve, transform)
 
 
 def default_optimizer() -> Any:
     """The best constant of the suite `leaderboard` that needs no search: `adadp_equilibrium`, clipped automatically."""
     return registry.create("adadp_equilibrium", clip="automatic")
+
+
+def _charged(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, spent: Ledger) -> dict[str, Any]:
+    """`summary`, of a run that may have been stopped, after earlier runs."""
+    ended = replace(plan, ledger=oracle.ledger, draws=len(oracle.ledger))
+    record = summary(ended, oracle, state, target, examples, spent=spent)
+    record |= {"draws_before": len(spent)} if spent else {}
+    if ended.draws < plan.draws:
+        # Whoever stops may have looked at what was released, so that where the run ends depends on the records. The
+        # epsilon of a length that was fixed before does not hold then, that of the whole plan does (Rogers et al.,
+        # "Privacy odometers and filters", 2016).
+        whole = accountants.epsilon(spent + plan.ledger, plan.delta, plan.accountant)
+        record |= {"epsilon": whole, "epsilon_of_draws": record["epsilon"], "draws_planned": plan.draws}
+        record["status"] = "stopped" if record["status"] == "done" else record["status"]
+    return record
 
 
 def _subject(

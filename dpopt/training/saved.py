@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dpopt import fields, files, registry
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
+from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger
 from dpopt.training.reading import is_array, read_inputs
 from dpopt.training.statement import Statement
@@ -50,7 +51,7 @@ class FitResult:
     Attributes:
         model: the trained model; the object that was passed in.
         record: what the run did, as plain data: privacy, sizes, metrics, times.
-        ledger: every draw that was taken, with its noise.
+        ledger: every draw that was taken, with its noise; those of earlier runs, `spent`, are the first.
         curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
         transform: of `fit`.
         workload: that gave model and records, where it was no model of a user's.
@@ -74,6 +75,15 @@ class FitResult:
     def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
         """The privacy statement of the run; `str` gives the text. See `Statement.of`."""
         return Statement.of(self.record, self.ledger, tuned)
+
+    def epsilon_at(self, draw: int) -> float:
+        """The epsilon of the first `draw` draws, and of earlier runs; each costs up to a second.
+
+        It is what a run of this length would have spent, `draw` being fixed before it.
+        """
+        earlier = len(self.ledger) - self.record["draws"]
+        taken = self.ledger.first(earlier + draw)
+        return accountants.epsilon(taken, self.record["delta"], self.record["accountant"])
 
     def predict(self, x: Any) -> Any:
         """The class of each new record [n], by name where classes have names; of another task the outputs [n, ...].
@@ -192,9 +202,10 @@ def load(
         curve = [_decoded(json.loads(line)) for line in (folder / _PRIVATE / _CURVE).read_text().splitlines()]
     ledger = Ledger.from_json((folder / _LEDGER).read_text())
     # The record could state less than its ledger spends; the ledger is believed.
-    spent = Statement.of(record, ledger).epsilon
-    if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
-        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
+    spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
+    claimed = record.get("epsilon_of_draws", record["epsilon"])
+    if not math.isclose(spent, claimed, rel_tol=_SAME) or claimed > record["epsilon"]:
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {claimed}")
     content, workload = files.read(folder / _MODEL), None
     if spec := content["workload"]:
         if data := content["data"]:

@@ -36,7 +36,10 @@ _COPIED = (
     *("rate", "examples", "batch_size", "epochs", "optimizer"),
 )
 """Keys of a record that a statement takes as they are."""
-_ADDED = ("unused_are_held", "unit_rows", "clip", "seed_is_secret", "data", "date", "weights_sha256")
+_ADDED = (
+    *("unused_are_held", "unit_rows", "clip", "seed_is_secret", "data", "date", "weights_sha256"),
+    *("draws_planned", "draws_before"),
+)
 """The same, where the record has them."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
@@ -75,6 +78,8 @@ class Statement:
         seed_is_secret: nobody knows the seed, which is kept nowhere.
         data, date, weights_sha256: the training data, the day of the end (UTC), the SHA-256 of `model.safetensors`;
             empty where they are not known, or the model is not saved.
+        draws_planned: the draws of a run that was stopped early, had it gone on; else 0.
+        draws_before: the draws of earlier runs on the same records, which epsilon counts.
     """
 
     private: bool
@@ -105,6 +110,8 @@ class Statement:
     data: str = ""
     date: str = ""
     weights_sha256: str = ""
+    draws_planned: int = 0
+    draws_before: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -116,14 +123,16 @@ class Statement:
                 the record says, if it was saved with that; else it is not known.
         """
         tuned = record.get("tuned") if tuned is None else tuned
-        # Not the record's number: a statement is about what the run left.
+        # Not the record's number: a statement is about what the run left. Of one that was stopped all is charged.
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
+        if "draws_planned" in record:
+            epsilon = max(epsilon, record["epsilon"])
         unscored = record.get("test_unscored")
         scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
         return cls(
             private=math.isfinite(epsilon),
             epsilon=epsilon,
-            draws=len(ledger),
+            draws=record["draws"],
             noise=dict(record["noise"]),
             status=", ".join(filter(None, [record["status"], record.get("doubt")])) + scored,
             tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
@@ -171,7 +180,13 @@ class Statement:
             "What may be published: the final model, all models on the way to it and all noised releases, together. "
             "What is computed from these alone costs nothing more."
         )
-        yield "Accesses to the data that are covered: the draws of this one run."
+        earlier = f" and {self.draws_before} draws of earlier runs, whose own statements describe them"
+        yield f"Accesses to the data that are covered: the draws of this run{earlier if self.draws_before else ''}."
+        if self.draws_planned:
+            yield (
+                f"The run was stopped after {self.draws} of {self.draws_planned} draws. Whoever stopped it may have "
+                f"looked at what was released, so epsilon is that of all {self.draws_planned} draws."
+            )
         method = _METHODS.get(self.accountant, self.accountant)
         yield f"Accounting: {self.accountant}, {method}, from the ledger that the run left."
         yield f"Choices: {' '.join(self.tuned)}"
