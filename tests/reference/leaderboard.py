@@ -607,7 +607,7 @@ def compare_scores(of, board, page, tables):
                 (task, factor), where = heading(name), f"leaderboard.md, {label}, ε = {target:g}, {name}"
                 place = task, target, label
                 if place not in board.scores:
-                    of.value(where, text, "")
+                    of.value(where, text, "–")
                     continue
                 computed = board.scores[place]
                 sign = board.best.get(place)
