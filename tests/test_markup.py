@@ -97,10 +97,10 @@ def test_csv(text):
 
 def test_a_table_on_the_terminal(capsys):
     for text in [*PARTS, *("a" + hidden for hidden in HIDDEN)]:
-        print_table(Table(pd.DataFrame({text: ["x", "y"], "name": [text, ""]}), bold={(0, "name")}))
+        print_table(Table(pd.DataFrame({"name": [text, "x"]}), text, bold={(0, "name")}))
         complain("error", text)
         out, err = capsys.readouterr()
-        assert "".join(out.split()).count("".join(markup.line(text).split())) == 2, "as heading and in a cell"
+        assert "".join(out.split()).count("".join(markup.line(text).split())) == 2, "above and in a cell"
         assert markup.lines(text).expandtabs().split() == err.removeprefix("error:").split()
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
 

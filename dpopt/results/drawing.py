@@ -159,8 +159,8 @@ def panels(
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            title = f"{workload}, {named_epsilon(target)}".replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
-            _entitle(axis, [title], (_width.get() or width * len(targets)) / len(targets))
+            whole = named_epsilon(target).replace(" ", "\N{NO-BREAK SPACE}")
+            _entitle(axis, [f"{workload}, {whole}"], (_width.get() or width * len(targets)) / len(targets))
             if (workload, target) in there:
                 drawn[workload, target] = axis
             else:

@@ -360,7 +360,8 @@ def test_methods_have_one_order_in_all_panels(two):
 
 def test_ceilings_are_dashed_lines_in_each_panel_of_draws(known):
     figure = known.plot("accuracy_over_draws", PLOTS)
-    assert [axis.get_title() for axis in figure.axes] == ["digits MLP, target ε = 1", "digits MLP, target ε = 3"]
+    titles = [" ".join(axis.get_title().split()) for axis in figure.axes]
+    assert titles == ["digits MLP, target ε = 1", "digits MLP, target ε = 3"]
     for axis in figure.axes:
         (line,) = [line for line in axis.lines if line.get_label() == "ceiling (ε = ∞)"]
         assert line.get_ydata() == pytest.approx([98, 98])
