@@ -333,6 +333,14 @@ def test_bars_end_where_a_score_ends():
     assert axes.bars(rows.assign(score="log_likelihood")) == pytest.approx(np.array([[0.1, 0.1, 0]] * 2))
 
 
+def test_a_figure_of_an_unfinished_suite_says_so(maker):
+    for label in ("adadp", "dp_adam"):
+        maker.add(label, 0, 0.5, 0.5)
+    maker.add("adadp", 1, 0.5, 0.5, status="missing")
+    figure = Results(maker.done(), "made").plot("accuracy_vs_epsilon", PLOTS)
+    assert figure.get_suptitle().startswith("1 of 3 cells have no result")
+
+
 def test_no_figure_is_of_one_point(maker):
     for seed in range(3):
         maker.add("adadp", seed, 0.5, 0.5)
