@@ -160,7 +160,7 @@ def panels(
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
             whole = named_epsilon(target).replace(" ", "\N{NO-BREAK SPACE}")
-            _entitle(axis, [f"{workload}, {whole}"], (_width.get() or width * len(targets)) / len(targets))
+            _entitle(axis, f"{workload}, {whole}".split("\n"), (_width.get() or width * len(targets)) / len(targets))
             if (workload, target) in there:
                 drawn[workload, target] = axis
             else:

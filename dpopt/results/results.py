@@ -115,7 +115,7 @@ class Results:
 
     def table(self) -> pd.DataFrame:
         """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
-        return tables.comparison(self.store, self.every)
+        return self._rows.copy()
 
     def show(
         self,
@@ -236,20 +236,24 @@ class Results:
         """The table with all scores, the numbers of a paper that the suite names, and its command; nothing if empty."""
         if self.every.empty:
             return []
-        scores = tables.further_scores(self.table())
-        options, table = [f"scores=[{','.join(scores)}]"] if scores else [], self.show(scores=scores)
-        if self.manifest.get("published"):
-            try:
-                table = self.show(scores=scores, compare=True)
-                options.append("compare=published")
-            except ConfigError as error:
-                table = replace(table, details=f"{table.details} Published numbers are left out: {error}.")
+        scores, has_paper = tables.further_scores(self._rows), bool(self.manifest.get("published"))
+        options = [f"scores=[{','.join(scores)}]"] if scores else []
+        try:
+            table = self.show(scores=scores, compare=has_paper)
+            options += ["compare=published"] * has_paper
+        except ConfigError as error:
+            table = self.show(scores=scores)
+            table = replace(table, details=f"{table.details} Published numbers are left out: {error}.")
         return [replace(table, command=shlex.join(["dpopt", "table", *shlex.split(of_suite), *options]))]
 
     @cached_property
     def every(self) -> pd.DataFrame:
         """One row a replicate of every group: `choosing.select`."""
         return choosing.select(self.cells)
+
+    @cached_property
+    def _rows(self) -> pd.DataFrame:
+        return tables.comparison(self.store, self.every)
 
     @cached_property
     def selected(self) -> pd.DataFrame:
@@ -272,7 +276,7 @@ class Results:
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
-        return tables.comparison(self.store, every).merge(choosing.mean_scores(every), on=GROUP)
+        return self._rows.merge(choosing.mean_scores(every), on=GROUP)
 
     @cached_property
     def settings(self) -> pd.DataFrame:
