@@ -254,7 +254,7 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     for label, of_label in standing.drop(columns="visible").to_dict("index").items():
         of_label |= {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
         if label != best.name:
-            # All rows are compared with the first, so that an interval without 0 is as rare as a row without its mark.
+            # Corrected as p is, so that the interval of a row that may be the best holds 0.
             differences, largest = (there[label] - best).to_numpy(), unit.ends[1] - unit.ends[0]
             pairs = statistics.difference(differences, len(there.columns) - 1, largest)
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}

@@ -157,7 +157,7 @@ def test_names_of_rows():
     assert display_names(rows, {"also": "DP-Adam"}) == {
         "dp_adam": "DP-Adam (dp_adam)",
         "dp_adam_free": "DP-Adam, free",
-        "noise_aware_1e-2": "noise_aware_1e-2",
+        "noise_aware_1e-2": "HyFreeDP, noise-aware, 1e-2",
         "mine": "mine",
         "adadp_baseline": "adadp_baseline",
         "fiber": "fiber",
