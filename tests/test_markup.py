@@ -97,7 +97,7 @@ def test_csv(text):
 
 def test_a_table_on_the_terminal(capsys):
     for text in [*PARTS, *("a" + hidden for hidden in HIDDEN)]:
-        print_table(Table(pd.DataFrame({"name": [text, "x"]}), text, bold={(0, "name")}))
+        print_table(Table(pd.DataFrame({"name": [text, "x"]}, dtype=object), text, bold={(0, "name")}))
         complain("error", text)
         out, err = capsys.readouterr()
         assert "".join(out.split()).count("".join(markup.line(text).split())) == 2, "above and in a cell"

@@ -63,7 +63,7 @@ def plan(overrides: Sequence[str]) -> None:
     # Workers share the machine: a draw is timed with as many beside it as will train.
     probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
     for workload, lines in _costs(rows).items():
-        print_table(Table(DataFrame(lines), workload, optional=_OPTIONAL))
+        print_table(Table(DataFrame(lines, dtype=object), workload, optional=_OPTIONAL))
     for row in rows:
         if row.timing and row.timing.failure:
             OUT.print(f"{row.label} failed: {row.timing.failure}")
