@@ -237,7 +237,7 @@ class Leaderboard:
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
         units = {row["workload"]: shown(row["score"]).label for row in rows.to_dict("records")}
         shown_rows = pd.DataFrame([*map(marked, rows.to_dict("records"))])
-        table = layout.wide(shown_rows, [*methods["label"].map(self.names)], itemgetter("text"), units.get)
+        table = layout.wide(shown_rows, [*methods["label"].map(self.names)], itemgetter("text"), units.__getitem__)
         italic = table.italic | marks(methods["track"] == FREE, ["method"])
         return replace(table, title=f"Scores at total ε = {target:g}", note=note, italic=italic, numbers=rows)
 

@@ -291,7 +291,7 @@ def limit(table: pd.DataFrame) -> str:
     for score, rows in table[table["visible"].notna()].groupby("score"):
         unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
         sizes = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
-        parts.append(f"{' to '.join(sizes)} {'points' if unit.factor == 100 else unit.label}")
+        parts.append(f"{' to '.join(sizes)} {unit.points}")
     if parts:
         least = " and ".join(parts)
         seeds = f"With {_seeds(table)} seeds"
