@@ -25,12 +25,13 @@ has_spoken = False
 
 
 @contextmanager
-def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **options: Any) -> Iterator[Show]:
+def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False, **options: Any) -> Iterator[Show]:
     """Within it, `show(phase, done, total, detail)` shows a phase and how far it is; all is gone at the end.
 
-    With `has_lines` a line is printed now and then where there is neither a terminal nor a notebook; `options` are of
-    rich's `Progress`.
+    Without a console nothing is shown. With `has_lines` a line is printed now and then where there is no terminal and
+    no notebook; `options` are of rich's `Progress`.
     """
+    is_shown, console = is_shown and console is not None, console or Console(stderr=True)
     described = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
     columns = (SpinnerColumn(), described, BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn())
     is_drawn = is_shown and console.is_terminal
@@ -72,8 +73,8 @@ def bar(console: Console, is_shown: bool = True, has_lines: bool = False, **opti
 
 def watched(steps: Iterable[_T], total: int, what: str, each: int = 1) -> Iterator[_T]:
     """The `steps`, of `each` things and of `total` in all, with a bar where somebody watches; see `listener`."""
-    console, last = Console(stderr=True), time.monotonic()
-    with bar(console, listener is None) as show:
+    last = time.monotonic()
+    with bar(None if listener else Console(stderr=True)) as show:
         show(what, 0, total)
         for number, step in enumerate(steps, 1):
             done = min(number * each, total)

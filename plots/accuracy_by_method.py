@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import bars, focus, whole_ticks
+from dpopt.results.axes import bars, focus, named_below, whole_ticks
 from dpopt.results.drawing import COLOURS, GREY, Styles, legend, named_epsilon, workload_panels
 from dpopt.results.scores import shown
 
@@ -49,20 +48,14 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         if len(private) and math.isfinite(best):
             panel.axvline(best, color=GREY, linestyle="--", linewidth=1, label="best without privacy")
         low, high = bars(rows) * [[-1], [1]] + unit.factor * rows["mean"].to_numpy()
-        for row in rows[_focused(panel, low, high, best)].to_dict("records"):
-            text = {
-                "va": "center",
-                "size": 7,
-                "color": _shade(row["kind"], targets.index(row["epsilon_target"]), len(targets)),
-            }
-            panel.text(
-                0.01, row["at"], f"◂ {unit.factor * row['mean']:.3g}", transform=panel.get_yaxis_transform(), **text
-            )
+        below = rows[focus([panel], [*low, best], [*high, best], along="x")[:-1]]
+        scores = (unit.factor * below["mean"]).groupby(below["label"]).agg(["min", "max"])
         is_first = panel.get_subplotspec().is_first_col()
         panel.set_yticks(
             [at + 0.36 * (1 - 1 / len(targets)) for at in range(len(order))], order if is_first else [""] * len(order)
         )
         panel.set(xlabel=f"test {unit.label}", ylim=(len(order) - 0.14, -0.36))
+        named_below(panel, dict(scores.apply(tuple, axis=1)))
         for at in range(1, len(order)):
             panel.axhline(at - 0.25, color=GREY, lw=0.3, alpha=0.5)
         panel.grid(False, axis="y")
@@ -71,10 +64,6 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         whole_ticks(panel.xaxis, 6)
     legend(figure)
     return figure
-
-
-def _focused(panel: Axes, low: np.ndarray, high: np.ndarray, best: float) -> np.ndarray:
-    return focus([panel], [*low, best], [*high, best], along="x")[:-1]
 
 
 def _shade(kind: str, place: int, count: int) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from dpopt.results.axes import bars, focus, named_below, run_axis, whole_ticks
 from dpopt.results.drawing import GREY, Styles, by_label, legend, workload_panels
 from dpopt.results.pricing import ROUNDING
+from dpopt.results.ranking import method
 from dpopt.results.scores import shown
 
 NEEDS = "comparison"
@@ -17,7 +18,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """One panel a workload; dashed: without privacy. Bars are one standard deviation to each side.
 
     Hollow markers are for reference: their search spends more than its target, and a faint line marks the ε of its
-    reported run alone; or a value was set by hand, which is not charged.
+    reported run alone; or a value was set by hand, which is not charged, and they stand at the ε of the run.
     """
     private = frame[(frame["epsilon_target"] < math.inf) & frame["mean"].notna()]
     private = private[private.groupby("workload")["mean"].transform("size") > 1]  # one point is no figure
@@ -29,12 +30,15 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         is_over = rows["epsilon_with_tuning"] > rows["epsilon_target"] * ROUNDING
         for label, style, line in by_label(rows, styles):
             line = line.sort_values("epsilon_with_tuning")
-            name = f"{label} (set by hand)" if line["tuning"].iloc[0] == "fixed" else label
-            look = {"capsize": 2, "mfc": "white" if line["is_reference"].any() else None, **style.line}
-            panel.errorbar(line["epsilon_with_tuning"], unit.factor * line["mean"], bars(line), label=name, **look)
+            look = {"capsize": 2, "label": method({"label": label, "tuning": line["tuning"].iloc[0]}), **style.line}
+            panel.errorbar(line["epsilon_with_tuning"], unit.factor * line["mean"], bars(line), **look)
+            beside = line[line["is_reference"]]
+            panel.plot(beside["epsilon_with_tuning"], unit.factor * beside["mean"], mfc="white", **style.dots)
             alone = line[is_over[line.index] & (line["tuning"] != "fixed")]
             tick = {"ls": "none", "marker": "|", "ms": 9, "alpha": 0.5, "color": style.colour}
             panel.plot(alone["epsilon_single"], unit.factor * alone["mean"], **tick)
+        if rows["is_reference"].any():
+            panel.plot([], [], "o", mfc="white", color=GREY, label="for reference")
         if is_over.any():
             panel.plot([], [], "|", ms=9, color=GREY, label="one run of a search that is not paid for")
         ceilings = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == math.inf)]
@@ -42,7 +46,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
             look = {"linestyle": (0, (4, 2)), "color": styles[row["label"]].colour}
             panel.axhline(unit.factor * row["mean"], label=f"{row['label']} (ε = ∞)", **look)
         panel.set(ylabel=f"test {unit.label}")
-        run_axis(panel, rows["epsilon_target"], "ε of the whole search")
+        by_hand = ", by hand: of the run" if (rows["tuning"] == "fixed").any() else ""
+        run_axis(panel, rows["epsilon_target"], f"ε of the whole search{by_hand}")
         every = pd.concat([rows, ceilings])
         low, high = bars(every) * [[-1], [1]] + unit.factor * every["mean"].to_numpy()
         below = every.assign(mean=unit.factor * every["mean"])[focus([panel], low, high)]

@@ -28,7 +28,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     if shown.empty:
         return None
     if shown["label"].nunique() > MANY:
-        families = shown["optimizer"].str.split("_").str[0].replace("dp", "searched or constant")
+        families = shown["optimizer"].str.split("_").str[0].replace("dp", "DP-SGD, DP-Adam")
         shown = shown.assign(workload=shown["workload"] + "\n" + families)
     figure, axes = panels(shown, 3.8, 3.6, sharey="row")
     name = f"learning rate (at least {LEAST:g})" if shown["eta"].between(0, LEAST, "left").any() else "learning rate"

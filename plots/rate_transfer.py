@@ -58,4 +58,4 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
 
 def _epsilon(values: pd.Series, which: str) -> str:
     """The epsilon at an end of all searches, or which end it is where they differ."""
-    return f"ε = {values.iloc[0]:g}" if values.nunique() == 1 else f"the {which} ε"
+    return f"target ε = {values.iloc[0]:g}" if values.nunique() == 1 else f"the {which} ε"

@@ -46,6 +46,14 @@ def test_a_dry_run_is_a_plan(tmp_path, capsys):
     assert next(printed) == next(printed)
 
 
+def test_no_row_of_a_plan_breaks_at_eighty_columns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", "quickstart", f"results={tmp_path}"]) == 0
+    table = capsys.readouterr().out.partition("protocol: ")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert {"adadp_equilibrium_average", "hours"} <= set(" ".join(table).split())
+
+
 HYFREEDP = "suite=hyfreedp_table2_small"
 WEIGHTS = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 

@@ -108,7 +108,7 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
 
 def _rows(tasks: list[_Row], workers: int, console: Console | None) -> list[dict[str, Any]]:
     rows = [dict[str, Any]() for _ in tasks]
-    bar = bars.bar(console or Console(), console is not None, has_lines=True)
+    bar = bars.bar(console, has_lines=True)
     # A row that fails, or runs out of memory in its process, does not end the others.
     with bar as show, closing(side_by_side([find for _, find in tasks], workers)) as answers:
         for done, (number, answer, failure) in enumerate(answers, 1):

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from dpopt import bars, fields, registry
 from dpopt._extras import EXTRAS
-from dpopt.cli.console import OUT, print_wide
+from dpopt.cli.console import OUT, Plain
 from dpopt.errors import ConfigError, cut
 from dpopt.fields import key
 from dpopt.markup import MARKDOWN
@@ -48,7 +48,7 @@ class List:
                 table.add_column(name, no_wrap=name not in _LONG)
             for row in rows:
                 table.add_row(*(row[name] for name in columns))
-            print_wide(table, OUT.width)
+            Plain(width=OUT.width).print(table)  # whose long cells are broken
             OUT.print()
         if self.what in (None, "optimizers"):
             print_notes(registry.optimizers())

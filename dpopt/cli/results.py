@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpopt import bars
-from dpopt.cli.console import ERR, OUT, print_lines, print_table, report_problems
+from dpopt.cli.console import ERR, OUT, print_table, report_problems
 from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError
 from dpopt.fields import Name, Positive, Several, key
-from dpopt.markup import MARKED, TERMINAL, duration
+from dpopt.markup import duration
 
 if TYPE_CHECKING:
     from dpopt.results import writing
@@ -41,6 +41,7 @@ class Status(OfSuite):
 
     def _show(self) -> bool:
         """Print it once; True if cells are left to run."""
+        from dpopt.results import writing
         from dpopt.results.progress import progress
         from dpopt.store.runs import SETTLED
 
@@ -53,7 +54,7 @@ class Status(OfSuite):
         clock = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
         OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + clock)
         if len(at_work):
-            print_table(at_work)
+            print_table(writing.Table(at_work, optional=("sign of life", "run", "seed", "holder", "left")))
         for problem in results.problems:
             OUT.print(problem)
         return not bool(cells["state"].isin(SETTLED).all())
@@ -69,31 +70,25 @@ class Table(OfSuite):
     compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
 
     def __call__(self) -> None:
-
         results = self.stored()
-        shown = results.shown(self.layout, scores=self.scores or (), compare=self.compare is not None)
-        _show(shown, format=self.format)
-        if self.compare and not self.format:
-            OUT.print(shown.details, style="dim", soft_wrap=False)
-        is_empty = shown.numbers is None or shown.numbers.empty
-        if shown.title and not is_empty and not self.format:  # what is there may hold more
-            _write_table(results, "wide" if self.layout == "wide" else "table", shown)
-        if self.format and shown.first:
-            ERR.print(shown.first)
+        shown = results.show(self.layout, scores=self.scores or (), compare=self.compare is not None)
+        if self.format:
+            print(_files(shown)[_ENDS[self.format]], end="")
+            report_problems([shown.first] if shown.first else [])
+        else:
+            _show(shown)
+            if self.compare:
+                OUT.print(shown.details, style="dim", soft_wrap=False)
+            if not results.every.empty:  # what is there may hold more
+                _write(results, "wide" if self.layout == "wide" else "table", _files(shown))
         report_problems(results.problems)
 
 
-def _show(*tables: writing.Table, format: str | None = None) -> None:
-    from dpopt.results.layout import lines
-
-    style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
+def _show(*tables: writing.Table) -> None:
     for at, shown in enumerate(tables):
-        if format:
-            print(_files(shown)[_ENDS[format]], end="")
-            continue
         if at:
             OUT.print()
-        print_lines(lines(shown, OUT.width, style))
+        print_table(shown)
         for text in filter(None, (shown.first, shown.note)):
             OUT.print(text, style="dim", soft_wrap=False)
 
@@ -102,10 +97,6 @@ def _files(table: writing.Table) -> dict[str, str]:
     from dpopt.results.report.sheet import sheet
 
     return table.files() | {"html": sheet(table.title, [table])}
-
-
-def _write_table(results: Results, name: str, table: writing.Table) -> None:
-    _write(results, name, _files(table))
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
@@ -127,31 +118,20 @@ class Rank(OfSuite):
     by: _By = key("the budget that all rows have", "epsilon")
     budgets: Several[Positive] | None = key("[1,3]: by default the suite's epsilons, or what all rows can use", None)
     against: Name | None = key("ROW: how far every other row is from that one", None)
-    layout: _Layout = key("wide: a row for each method, a column for each data set and epsilon", "long")
 
     def __call__(self) -> None:
         from dpopt.results import ranking
 
         results, budgets = self.stored(), self.budgets or ()
-        if self.layout == "wide" and (self.against or self.by != "epsilon"):
-            raise ConfigError("layout", self.layout, "expected by=epsilon, without `against`")
         if self.against:
             distances = results.against(self.against, self.by, budgets)
-            called = results.names.get(self.against, self.against)
-            table = replace(ranking.against_table(results.named(distances), called, self.by), numbers=distances)
-            _show(table)
-            _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
+            table = ranking.against_table(distances, self.against, self.by, results.names)
+            _show(table := replace(table, first=results.missing))
+            _write(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", _files(table))
         else:
-            frame = results.ranking(self.by, budgets)
-            named = results.named(frame)
-            if self.layout == "wide":
-                wide = replace(ranking.as_wide(named, results.suite), numbers=frame, first=results.missing)
-                _show(wide)
-                _write_table(results, "ranking_wide", wide)
-            else:
-                _show(*(replace(table, first=results.missing) for table in ranking.as_tables(named)))
-            if not frame.empty and self.layout == "long":
-                _write(results, f"ranking_{self.by}", ranking.files(frame, named, results.missing))
+            _show(*(ranks := results.ranks(self.by, budgets)))
+            if len(ranks) > 1:
+                _write(results, f"ranking_{self.by}", ranking.files(ranks))
         report_problems(results.problems)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
 
 SHOWN = 5  # of cells that failed for one reason
+_OPTIONAL = ("FLOPs", "gradients", "draws", "tuning", "MB", "ms/draw", "B")
+"""Columns of `plan` that a narrow terminal leaves out, the first of them first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,9 @@ class PlanKeys(SuiteKeys):
 
 def plan(overrides: Sequence[str]) -> None:
     """Show a suite's cells by state, their cost, and where it leaves the protocol; writes nothing, needs no data."""
+    from pandas import DataFrame
+
+    from dpopt.results.writing import Table
     from dpopt.runs import probe
     from dpopt.runs.run_suite import open_store, places
     from dpopt.suites import estimate, protocol
@@ -57,9 +62,8 @@ def plan(overrides: Sequence[str]) -> None:
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
     probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
-    for workload, table in _costs(rows).items():
-        OUT.print(workload, style="bold")
-        print_table(table)
+    for workload, lines in _costs(rows).items():
+        print_table(Table(DataFrame(lines, dtype=object), workload, optional=_OPTIONAL))
     for row in rows:
         if row.timing and row.timing.failure:
             OUT.print(f"{row.label} failed: {row.timing.failure}")
@@ -88,7 +92,7 @@ def plan(overrides: Sequence[str]) -> None:
         OUT.print(f"`dpopt run` refuses: {refused}")  # it stops at the first
 
 
-def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
+def _costs(rows: list[CostRow]) -> dict[str, list[dict[str, str]]]:
     from dpopt.results.naming import readable_names
 
     names = readable_names([row.cells[0].workload for row in rows])
@@ -96,14 +100,11 @@ def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
     # A column that says nothing in any table only makes the others narrow.
     is_shown = {name: any(line[name] for line in lines) for name in lines[0]}
     is_shown["B"] = len({line["B"] for line in lines}) > 1
-    tables: dict[str, dict[str, list[str]]] = {}
+    tables: dict[str, list[dict[str, str]]] = {}
     for row, line in zip(rows, lines, strict=True):
         name = names[json.dumps(row.cells[0].workload, sort_keys=True)]
         size = f": d = {row.work.dimension:,}, {row.work.gradient:.2g} FLOPs a gradient" if row.work else ""
-        table = tables.setdefault(name + size, {})
-        for name, text in line.items():
-            if is_shown[name]:
-                table.setdefault(name, []).append(text)
+        tables.setdefault(name + size, []).append({name: text for name, text in line.items() if is_shown[name]})
     return tables
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpopt.results import statistics
 from dpopt.results.choosing import validated_best
-from dpopt.results.drawing import by_epsilon, by_method, sweeps, workload_panels
+from dpopt.results.drawing import by_epsilon, by_method, named_epsilon, sweeps, workload_panels
 from dpopt.results.scores import shown
 
 # An axis that ends above some values hides them: a quarter of it must be empty, with three values and more above that.
@@ -53,7 +54,8 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for target, colour, line in by_epsilon(rows.sort_values(column)):
-            panel.plot(line[column], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
+            look = {"ms": 4, "color": colour, "label": named_epsilon(target)}
+            panel.plot(line[column], unit.factor * line["mean"], "o-", **look)
         panel.set(ylabel=f"test {unit.label}")
         run_axis(panel, rows[column], label)
     return figure, panels
@@ -93,7 +95,7 @@ def focus(axes: Sequence[Any], low: Sequence[float], high: Sequence[float], alon
 
 
 def named_below(axis: Any, numbers: Mapping[str, tuple[float, float]]) -> None:
-    """Name below an axis the methods that lie under it, each with its least and largest score."""
+    """Name below a panel the methods that lie before the start of its axis, each with its least and largest score."""
     pairs = ((label, dict.fromkeys(f"{end:.3g}" for end in ends)) for label, ends in numbers.items())
     if text := ", ".join(f"{label} ({' to '.join(ends)})" for label, ends in pairs):
         axis.set_xlabel(f"{axis.get_xlabel()}\n" + textwrap.fill(f"below the axis: {text}", 60))
@@ -107,8 +109,11 @@ def whole_ticks(axis: Any, count: int) -> None:
 
 
 def bars(rows: pd.DataFrame) -> NDArray[np.float64]:
-    """One standard deviation to each side, shape [2, rows], as shown; none reaches beyond what a score can be."""
-    unit, spread = shown(rows["score"].iloc[0]), rows["std"].fillna(0)
+    """One standard deviation to each side, shape [2, rows], as shown; none reaches beyond what a score can be.
+
+    Of fewer than `statistics.FEWEST` seeds it shows nothing, and is 0.
+    """
+    unit, spread = shown(rows["score"].iloc[0]), rows["std"].where(rows["seeds"] >= statistics.FEWEST).fillna(0)
     least, largest = unit.ends
     return unit.factor * np.array(
         [np.minimum(spread, rows["mean"] - least), np.minimum(spread, largest - rows["mean"])]

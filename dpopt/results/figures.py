@@ -15,7 +15,7 @@ import pandas as pd
 from dpopt import markup
 from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
-from dpopt.results.drawing import Styles
+from dpopt.results.drawing import Styles, on_page
 
 OF_SUITES = (
     *("comparison", "curves", "ranking", "sweep", "settings", "rates", "diagnostics", "classes", "class_scores"),
@@ -42,12 +42,22 @@ class Plot:
     needs: str
     draw: Callable[[pd.DataFrame, Styles], Any]
 
-    def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
-        """The figure that `draw` makes of `frame`, whose texts are no mathematics, in `drawing.styles_of` the suite."""
+    def figure(self, frame: pd.DataFrame, styles: Styles | None = None, width: float | None = None) -> Any:
+        """The figure that `draw` makes of `frame`, whose texts are no mathematics, in `drawing.styles_of` the suite.
+
+        With a `width` in inches it has this, see `drawing.on_page`; `ConfigError` for one that is no page's.
+        """
         shown = frame.copy(deep=False)
         for name in frame.select_dtypes(exclude="number"):
             shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)
-        return self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
+        with on_page(width):
+            figure = self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
+        if figure is not None and width and (share := width / figure.get_figwidth()) != 1:
+            # Its panels are no helper's: all of it keeps its proportions.
+            figure.set_size_inches(width, figure.get_figheight() * share)
+            for text in figure.findobj(lambda artist: hasattr(artist, "set_fontsize")):
+                text.set_fontsize(text.get_fontsize() * min(1.0, share))
+        return figure
 
 
 def plots(folder: Path, name: str | None = None) -> list[Plot]:

@@ -6,14 +6,15 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from dpopt.errors import ConfigError
-from dpopt.results import choosing, figures, ranking, statistics, tables
+from dpopt.results import choosing, figures, layout, ranking, statistics, tables
 from dpopt.results.choosing import Row
 from dpopt.results.drawing import styles_of
 from dpopt.results.frames import UNSAID
@@ -22,7 +23,7 @@ from dpopt.results.ranking import BLOCK, reached
 from dpopt.results.report.sheet import inline, sheet
 from dpopt.results.results import Results
 from dpopt.results.scores import shown
-from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.results.writing import Column, Table, marks, named, texts, unless_nan
 from dpopt.store.runs import Store
 
 SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charged", "not charged"
@@ -31,7 +32,7 @@ _CHOSEN_ON = "\N{DEGREE SIGN}"
 """Marks the score of a method on a task that one of its constants was chosen on."""
 _NOTE = (
     "Rank: average over workloads at equal total ε, searches included. Unseen: over workloads on which no constant was "
-    f"chosen. Per draw, per gradient: at equal cost. Italics: for reference, beyond ε or set by hand. {tables.PAGE}"
+    f"chosen. Per draw, per gradient: at equal cost. Italics: spends more than ε, or set by hand. {tables.PAGE}"
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
@@ -56,10 +57,7 @@ class Leaderboard:
     @cached_property
     def names(self) -> dict[str, str]:
         """The name of each method in tables and figures; that of the first suite which has it."""
-        every: dict[str, str] = {}
-        for results in self.suites:
-            every |= {label: name for label, name in results.names.items() if label not in every}
-        return {label: every.get(label, label) for label in self._every["label"].unique()}
+        return {label: name for results in reversed(self.suites) for label, name in results.names.items()}
 
     @property
     def store(self) -> Store:
@@ -179,13 +177,16 @@ class Leaderboard:
         distances = []
         if baseline:
             entries = self.entries if by == "epsilon" else reached(self.store, self.ranked, by)
-            distance = ranking.against(entries, baseline)
-            named = distance.assign(label=distance["label"].map(self.names))
-            table = ranking.against_table(named, self.names[baseline], by)
-            distances = [replace(table, numbers=distance)]
+            distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by, self.names)]
         targets = sorted(self.scores["epsilon_target"].unique())
         scores = [self._scores(target, _SCORES_NOTE if target == targets[-1] else "") for target in targets]
-        return [self._ranks(), *distances, *scores, *self._constants()]
+        shown = [self._ranks(), *distances, *scores, *self._constants()]
+        return [replace(table, first=self.missing) for table in shown]
+
+    @property
+    def missing(self) -> str:
+        """How many cells of each suite have no result; empty where all have one."""
+        return " ".join(f"{results.suite}: {results.missing}" for results in self.suites if results.missing)
 
     @property
     def _methods(self) -> Column:
@@ -215,38 +216,30 @@ class Leaderboard:
         bold = marks(is_tested & (self.ranks["rank"] == self.ranks["rank"].min()), ("method", "rank"))
         italic = marks(self.ranks["track"] == FREE, ["method"])
         details = f"{verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
-        title, optional = (
-            "Average ranks at equal total ε",
-            ["CPU hours", "blocks", "per gradient", "per draw", "unseen"],
-        )
-        frame, marked = texts(self.ranks, columns), {"bold": bold, "italic": italic}
-        return Table(frame, title, _NOTE, details, **marked, numbers=self.ranks, optional=optional)
+        marked = {"bold": bold, "italic": italic, "optional": [column.name for column in columns[:3:-1]]}
+        title = "Average ranks at equal total ε"
+        return Table(texts(self.ranks, columns), title, _NOTE, details, **marked, numbers=self.ranks)
 
     def _scores(self, target: float, note: str) -> Table:
-        rows, blocks = self.scores[self.scores["epsilon_target"] == target], list[Row]()
-        if not self.blocks.empty:
-            blocks = self.blocks[self.blocks["epsilon"] == target].to_dict("records")
-        ranked = {(row["label"], row["workload"]): row for row in blocks}
-        best = {place for place, row in ranked.items() if row["is_highest"]}
-        of = {(row["label"], row["workload"]): row for row in rows.to_dict("records")}
+        rows = self.scores[self.scores["epsilon_target"] == target]
+        blocks = self.blocks if self.blocks.empty else self.blocks[self.blocks["epsilon"] == target]
+        # A mark belongs to a mean over the seeds that all have, so that a number of other seeds has none.
+        means = {(row["label"], row["workload"]): row for row in blocks.to_dict("records")}
 
-        def score_of(workload: str, label: str) -> str:
-            row = of.get((label, workload))
-            text = shown(row["score"]).text(row["mean"], row["std"]) if row else ""
-            text += _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
-            return text + (tables.dagger(ranked[label, workload]) if (label, workload) in ranked else "")
+        def marked(row: Row) -> Row:
+            block = means.get((row["label"], row["workload"]), {"mean": math.nan})
+            is_same = math.isclose(block["mean"], row["mean"])
+            flags = {mark: is_same and block[mark] for mark in ("is_best", "is_highest")}
+            text = shown(row["score"]).text(row["mean"], row["std"])
+            text += _CHOSEN_ON * self.is_chosen_on(row["workload"], row["label"]) + tables.dagger(flags)
+            return row | flags | {"label": self.names[row["label"]], "text": text, "italic": row["is_reference"]}
 
-        methods, spans = self.ranks[self.ranks["label"].isin(rows["label"])], dict[str, tuple[str, str]]()
-        columns, bold, italic = [self._methods], set(), {*marks(methods["track"] == FREE, ["method"])}
-        for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
-            name, places = f"{workload}, {shown(score).label}", [(label, workload) for label in methods["label"]]
-            spans[name] = workload, shown(score).label
-            columns.append(Column(name, "label", partial(score_of, workload)))
-            bold |= marks((place in best for place in places), [name])
-            italic |= marks((of.get(place, {}).get("is_reference", False) for place in places), [name])
-        title = f"Scores at total ε = {target:g}"
-        marked = {"bold": bold, "italic": italic}
-        return Table(texts(methods, columns), title, note, **marked, numbers=rows, spans=spans)
+        methods = self.ranks[self.ranks["label"].isin(rows["label"])]
+        units = {row["workload"]: shown(row["score"]).label for row in rows.to_dict("records")}
+        shown_rows = pd.DataFrame([*map(marked, rows.to_dict("records"))])
+        table = layout.wide(shown_rows, [*methods["label"].map(self.names)], itemgetter("text"), units.__getitem__)
+        italic = table.italic | marks(methods["track"] == FREE, ["method"])
+        return replace(table, title=f"Scores at total ε = {target:g}", note=note, italic=italic, numbers=rows)
 
     def _constants(self) -> list[Table]:
         """The constants of methods that were chosen on data; none where there are none."""
@@ -263,8 +256,7 @@ class Leaderboard:
         runs = self.cells.drop_duplicates("run_id")
         hours = runs.get("seconds_cpu", pd.Series(dtype=float)).sum() / 3600
         cost = f"{len(runs):,} runs" + (f", {hours:.2g} CPU hours of training." if hours else ".")
-        missing = "".join(f" {results.suite}: {results.missing}" for results in self.suites if results.missing)
-        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}{missing}"
+        return f"Suites: {', '.join(results.suite for results in self.suites)}. {cost}"
 
     def page(self, plots: Path, baseline: str = "", by: str = "epsilon") -> dict[str, str | bytes]:
         """A page as Markdown and HTML, its figure, and the numbers as CSV (p too), by the names of their files."""
@@ -272,8 +264,7 @@ class Leaderboard:
         parts = [f"## {table.title}\n\n{table.markdown}" for table in tables]
         (plot,), blocks = figures.plots(plots, "average_ranks"), self.blocks
         styles = {} if blocks.empty else styles_of(blocks["label"])
-        styles = {self.names[label]: style for label, style in styles.items()}
-        blocks = blocks if blocks.empty else blocks.assign(label=blocks["label"].map(self.names))
+        blocks, styles = named(blocks, self.names), {self.names[label]: style for label, style in styles.items()}
         figure = None if blocks.empty else plot.figure(blocks, styles)
         if figure is not None:
             parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")

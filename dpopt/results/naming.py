@@ -58,26 +58,19 @@ def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def display_names(rows: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
     """The name in tables and figures of each of `row_names` (-> its optimizer): as stated for its label, or by rule.
 
-    A label that adds something to a registered name, or to the end of its optimizer's (`noise_aware_1e-2`), adds it to
-    that display name. Any other label is shown as it is.
+    A label that is the registered name of its own optimizer or the end of it (`noise_aware`), or adds to that, has or
+    adds to the display name of that optimizer. Any other label is shown as it is.
     """
-    displays = {name: entry.display for name, entry in registry.entries("optimizer").items() if entry.display}
-
-    def named(row: str, optimizer: str) -> str:
+    entries, names = registry.entries("optimizer"), dict[str, str]()
+    for row, optimizer in rows.items():
         label, bracket, rest = row.partition(" (")  # which `row_names` adds
+        display, words = entries[optimizer].display if optimizer in entries else "", optimizer.split("_")
+        ends = ("_".join(words[k:]) for k in range(len(words)) if display)
         if name := stated.get(label):
-            return name + bracket + rest
-        words = optimizer.split("_")
-        tails = {"_".join(words[k:]): displays[optimizer] for k in range(1, len(words)) if optimizer in displays}
-        names = tails | displays
-        within = [name for name in names if label == name or label.startswith(f"{name}_")]
-        if not within:
-            return row
-        start = max(within, key=len)
-        added = label[len(start) + 1 :].replace("_", " ")
-        return ", ".join(filter(None, [names[start], added])) + bracket + rest
-
-    names = {row: named(row, optimizer) for row, optimizer in rows.items()}
+            label = name
+        elif end := next((end for end in ends if f"{label}_".startswith(f"{end}_")), ""):
+            label = ", ".join(filter(None, [display, label[len(end) + 1 :].replace("_", " ")]))
+        names[row] = label + bracket + rest
     shared = Counter(names.values())
     return {row: name if shared[name] == 1 else f"{name} ({row})" for row, name in names.items()}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dpopt import files
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
-from dpopt.results import figures, papers, ranking, tables
+from dpopt.results import figures, ranking
 from dpopt.results.results import Results
 from dpopt.store import Store
 from dpopt.store.manifests import RUNS, note
@@ -35,7 +34,7 @@ def publish(
     if results.missing and not partial:
         how = "partial=true publishes what is there, and each table says so"
         raise ConfigError("suite", results.suite, f"{results.missing.partition(';')[0]}; {how}")
-    folder, manifest = to / results.suite, results.store.manifest(results.suite)
+    folder, manifest = to / results.suite, results.manifest
     listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
     kept = dict[str, Run]()
@@ -103,14 +102,8 @@ def _drawn(results: Results, name: str, plots: Path) -> bytes:
 
 
 def _texts(results: Results) -> dict[str, str]:
-    comparison, ranks, remarks = results.table(), results.ranking(), list[str]()
-    manifest = results.store.manifest(results.suite)
-    if manifest.get("published"):
-        comparison, remarks = papers.beside(comparison, manifest)
-    table = tables.as_table(results.named(comparison), results.suite, (), remarks)
-    table = replace(table, numbers=comparison, first=results.missing)
-    texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
-    if not ranks.empty:
-        of_ranks = ranking.files(ranks, results.named(ranks), results.missing)
-        texts |= {f"ranking_epsilon.{kind}": text for kind, text in of_ranks.items()}
+    table, ranks = results.show(compare=bool(results.manifest.get("published"))), results.ranks()
+    texts = {f"table.{kind}": text for kind, text in table.files().items()}
+    if len(ranks) > 1:
+        texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
     return texts

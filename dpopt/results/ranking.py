@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,13 +18,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpopt.errors import ConfigError, unknown
-from dpopt.results import choosing, layout, pricing, statistics
+from dpopt.results import choosing, pricing, statistics
 from dpopt.results.choosing import Row, grouped
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.tables import BEST, PAGE, dagger, highest, limit, upper
-from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.results.tables import BEST, PAGE, compared, dagger, limit, upper
+from dpopt.results.writing import Column, Table, marks, named, texts, unless_nan
 from dpopt.store.bits import unpacked
 from dpopt.store.runs import RESULTS, Store
 
@@ -41,10 +40,9 @@ _EMPTY |= dict.fromkeys(("is_first", "is_best", "is_highest"), False) | {"unrank
 """A method without a rank has these, and the reason."""
 _NOTHING, _BY_HAND = "nothing fits", "set by hand"
 
-STOPPED = "run that is stopped there has the noise of the whole run, and has spent less than ε."
 _NOTE = (
-    f"Δ: mean distance to the first, with its 95 % interval. p: of being as good. {BEST} Italics: set by hand, not "
-    f"ranked. {PAGE}"
+    f"Δ: mean distance to the first; 95 % intervals, corrected for all rows. p: of being as good. {BEST} "
+    f"Italics: set by hand, not ranked. {PAGE}"
 )
 _AGAINST = (
     "Scores minus those of {baseline}, paired by seed, with 95 % intervals, corrected for the workloads of a row. "
@@ -213,10 +211,11 @@ def ranking(entries: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         `runs` are the mean over seeds, `spent` is the most; `rank`, ties sharing their average; `difference`, `low` and
-        `high` to the first of the block (see `statistics.difference`); `p`, `visible`, `is_best` (see
-        `statistics.standing`), `is_highest`. Failures are imputed by the worst score of the block; methods without a
-        score of their own share the last rank. The rank is NaN and `unranked` says why for a method that was set by
-        hand, that a budget lets reach nothing in some seed, or that has test records without a finite score.
+        `high` to the first of the block (see `statistics.difference`), corrected for the others; `p`, `visible`,
+        `is_best`, `is_highest`: see `tables.compared`. Failures are imputed by the worst score of the
+        block; methods without a score of their own share the last rank. The rank is NaN and `unranked` says why for a
+        method that was set by hand, that a budget lets reach nothing in some seed, or that has test records without a
+        finite score.
     """
     blocks = [] if entries.empty else entries.groupby(BLOCK, sort=False)
     return pd.DataFrame([row for _, block in blocks for row in _block(block)])
@@ -249,18 +248,17 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     ranks = means.rank(ascending=False).sort_values(kind="stable")
     best = scores[ranks.index[0]]
     there = tests.fillna(tests.min(axis=None))
-    standing = statistics.standing(there.to_numpy())
-    block = {"score": ranked["score"].dropna().iloc[0], "visible": standing.visible}
-    has_score = (means[there.columns] > -math.inf).to_numpy()
-    is_highest = highest(there.mean().to_numpy(), has_score & np.isfinite(standing.p))
+    standing = compared(tests)
+    block = {"score": ranked["score"].dropna().iloc[0], "visible": standing["visible"].iloc[0]}
     numbers: dict[str, Row] = {}
-    is_best = standing.may_be_best & has_score
-    for label, *flags in zip(there, standing.p, is_best, is_highest, strict=True):
-        of_label = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
-        of_label |= dict(zip(("p", "is_best", "is_highest"), flags, strict=True))
+    for label, of_label in standing.drop(columns="visible").to_dict("index").items():
+        of_label |= {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
         if label != best.name:
-            pairs = statistics.difference((there[label] - best).to_numpy(), largest=unit.ends[1] - unit.ends[0])
+            # Corrected as p is, so that the interval of a row that may be the best holds 0.
+            differences, largest = (there[label] - best).to_numpy(), unit.ends[1] - unit.ends[0]
+            pairs = statistics.difference(differences, len(there.columns) - 1, largest)
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
+        numbers[label] = of_label
     for label, rank in ranks.items():
         place = _of_method(ranked[ranked["label"] == label]) | block | _EMPTY
         yield place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | numbers[label]
@@ -330,10 +328,11 @@ def verdict(frame: pd.DataFrame) -> str:
     )
 
 
-def as_tables(frame: pd.DataFrame) -> list[Table]:
-    """`ranking`'s frame as people read it: every block, and the averages with the note below."""
-    if frame.empty:
-        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)]
+def as_tables(ranks: pd.DataFrame, names: Mapping[str, str] | None = None) -> list[Table]:
+    """`ranking`'s frame as people read it, by `names` of workloads and labels: every block, and the averages."""
+    if ranks.empty:
+        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=ranks)]
+    frame = named(ranks, names)
     by, scores = frame["by"].iloc[0], frame["score"].unique()
     epsilon = "total ε" if by == "epsilon" else "target ε"
     columns = [
@@ -341,8 +340,8 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         Column(epsilon, "epsilon", "{:g}".format),
         *([] if by == "epsilon" else [Column(BUDGETS[by], "budget", _amount)]),
         Column("rank", "rank", unless_nan("{:g}".format, "-")),
-        Column("method", text=named),
-        *(Column(shown(score).label, text=partial(_score, score=score)) for score in scores),
+        Column("method", text=method),
+        *(Column(shown(score).label, text=partial(scored, score=score)) for score in scores),
         Column("Δ", text=_difference),
         Column("p", "p", unless_nan("{:.2g}".format, "-")),
         Column("runs", "runs", "{:.3g}".format),
@@ -350,7 +349,7 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         Column("seeds", "seeds"),
     ]
     averages = [
-        Column("method", text=named),
+        Column("method", text=method),
         Column("average rank", "rank", "{:.2f}".format),
         *(Column(name, key) for name, key in (("first", "first"), ("failed", "failures"))),
     ]
@@ -360,26 +359,12 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
     optional = ["runs", "p", "seeds", "spent", "Δ"]
     first = frame.groupby(BLOCK, sort=False).cumcount() == 0
     rules = {at: "" for at, is_first in enumerate(first) if is_first}
-    of_blocks = {"bold": bold, "italic": italic, "numbers": frame, "optional": optional, "by": "workload"}
+    of_blocks = {"bold": bold, "italic": italic, "numbers": ranks, "optional": optional, "by": "workload"}
     blocks = Table(texts(frame, columns), title, _NOTE, limit(frame), **of_blocks, rules=rules)
     return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", verdict(frame))]
 
 
-def as_wide(frame: pd.DataFrame, suite: str) -> Table:
-    """`ranking`'s frame, by total ε: a row for each method with its rank on each workload and epsilon, best first."""
-    if frame.empty:
-        return Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)
-    averages = average_ranks(frame)
-    further = dict(zip(averages["label"], averages["rank"].map("{:.2f}".format), strict=True))
-    methods = list(dict.fromkeys([*further, *frame["label"]]))
-    made = layout.wide(frame, methods, "epsilon", lambda row: unless_nan("{:g}".format, "-")(row["rank"]) + dagger(row))
-    made.frame["average"] = [further.get(label, "-") for label in methods]
-    caption = f"Ranks at equal total ε, the whole search included. {BEST}"
-    note = f"{caption} Average: over workloads, of methods that are in all columns. {PAGE}"
-    return replace(made, title=f"{suite}: ranks at equal total ε", note=note, caption=caption, numbers=frame)
-
-
-def named(row: Row) -> str:
+def method(row: Row) -> str:
     """A method as tables and figures name it."""
     return f"{row['label']} (set by hand)" if row["tuning"] == "fixed" else row["label"]
 
@@ -388,7 +373,8 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _score(row: Row, score: str) -> str:
+def scored(row: Row, score: str) -> str:
+    """The score of a method in a block, with the number of its seeds that have failed; the reason if it has none."""
     if row["score"] != score:
         return ""
     if row["unranked"] not in ("", _BY_HAND):
@@ -401,10 +387,9 @@ def _difference(row: Row) -> str:
     return "first" if row["is_first"] else shown(row["score"]).difference(row["difference"], row["low"], row["high"])
 
 
-def files(frame: pd.DataFrame, named: pd.DataFrame, first: str = "") -> dict[str, str]:
-    """Ranks of every block and on average as Markdown, `first` above; the blocks as CSV of `frame`, without `named`."""
-    parts = filter(None, [first, *(table.markdown for table in as_tables(named))])
-    return {"md": "\n\n".join(parts) + "\n", "csv": Table(frame, numbers=frame).csv}
+def files(tables: Sequence[Table]) -> dict[str, str]:
+    """`as_tables` as Markdown, and the blocks as CSV."""
+    return {"md": "\n\n".join(table.markdown for table in tables) + "\n", "csv": tables[0].csv}
 
 
 def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -470,16 +455,19 @@ def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str
     return means[0] - means[1]
 
 
-def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
+def against_table(
+    distances: pd.DataFrame, baseline: str, by: str = "epsilon", names: Mapping[str, str] | None = None
+) -> Table:
     """`against`'s frame as people read it: a row for each method, those that are better most often first."""
+    frame, baseline = named(distances, names), (names or {}).get(baseline, baseline)
     order = frame.groupby("label", sort=False)[["verdict", "mean"]].mean()
     order = order.sort_values(["verdict", "mean"], ascending=False, kind="stable").reset_index()
     of = {(row["label"], row["workload"]): row for row in frame.to_dict("records")}
     names = {row["workload"]: f"{row['workload']}, {shown(row['score']).label}" for row in of.values()}
     counts = Counter(zip(frame["label"], frame["verdict"], strict=True))
 
-    def distance(method: Row, workload: str) -> str:
-        row = of.get((method["label"], workload))
+    def distance(line: Row, workload: str) -> str:
+        row = of.get((line["label"], workload))
         if not row:
             return ""
         about = "" if row["records"] > 0 else " ‡"
@@ -496,4 +484,4 @@ def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Ta
     labels = list(order["label"])
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
     title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline, page=PAGE)
-    return Table(texts(order, columns), title, note, bold=bold, numbers=frame)
+    return Table(texts(order, columns), title, note, bold=bold, numbers=distances)

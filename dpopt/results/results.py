@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from dpopt.results import choosing, clip_batch, frames, papers, ranking, tables,
 from dpopt.results.drawing import Style, styles_of
 from dpopt.results.frames import GROUP
 from dpopt.results.naming import display_names, row_names, titles
-from dpopt.results.writing import Table
+from dpopt.results.writing import Table, named
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
 from dpopt.suites.suite import load_suite, suite_files
@@ -83,7 +83,7 @@ class Results:
         return f"Results of suite {self.suite}: {', '.join(f'{count:,} {state}' for state, count in counts.items())}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{HTML.escape(repr(self))}</p>{self.shown()._repr_html_()}"
+        return f"<p>{HTML.escape(repr(self))}</p>{self.show()._repr_html_()}"
 
     @cached_property
     def stored(self) -> frames.Stored:
@@ -105,7 +105,7 @@ class Results:
         """How many cells have no result, in a sentence; empty where all have one."""
         lacking = ~self.cells.drop_duplicates("run_id")["state"].isin(RESULTS)
         count = f"{lacking.sum():,} of {len(lacking):,} cells have no result"
-        return f"{count}; rows that need them are left out." if lacking.any() else ""
+        return f"{count}; seeds that need them are left out." if lacking.any() else ""
 
     @property
     def folder(self) -> Path:
@@ -115,9 +115,9 @@ class Results:
 
     def table(self) -> pd.DataFrame:
         """One row a method and setting, with scores and epsilons: see `tables.comparison`."""
-        return tables.comparison(self.store, self.every)
+        return self._rows.copy()
 
-    def shown(
+    def show(
         self,
         layout: str = "long",
         *,
@@ -139,21 +139,24 @@ class Results:
         """
         if layout not in LAYOUTS:
             raise unknown("layout", layout, LAYOUTS)
-        if layout == "wide" and (scores or compare):
-            raise ConfigError("layout", layout, "it has one score of each row: leave out `scores` and `compare`")
-        frame, remarks = self.comparison if layout == "wide" else self.table(), list[str]()
+        called = self.called(names)
         if layout == "wide":
-            table = tables.as_wide(
-                self.named(frame, names), self.suite, [self._called(label, names) for label in self.styles]
-            )
-            return replace(table, numbers=frame, first=self.missing)
+            if scores or compare:
+                raise ConfigError("layout", layout, "it has one score of each row: leave out `scores` and `compare`")
+            table = tables.as_wide(self.comparison, self.suite, list(self.styles), called)
+            return replace(table, first=self.missing)
+        frame, remarks = self.table(), list[str]()
         for score in scores:
             if score not in (further := tables.further_scores(frame)):
                 raise unknown("scores", score, further)
         if compare and not frame.empty:
             frame, remarks = papers.beside(frame, self.manifest, scores)
-        table = tables.as_table(self.named(frame, names), self.suite, scores, remarks)
-        return replace(table, numbers=frame, first=self.missing)
+        return replace(tables.as_table(frame, self.suite, scores, remarks, called), first=self.missing)
+
+    def ranks(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> list[Table]:
+        """`ranking` as people read it: every block, and the averages."""
+        blocks, *averages = ranking.as_tables(self.ranking(by, budgets), self.names)
+        return [replace(blocks, first=self.missing), *averages]
 
     def ranking(self, by: str = "epsilon", budgets: Sequence[float] = ()) -> pd.DataFrame:
         """One row a method in a block of equal cost: see `ranking.reached` for arguments, `ranking.ranking`."""
@@ -200,17 +203,17 @@ class Results:
 
         With a `workload`, by the name that is read, it is of that one alone.
         """
-        from dpopt.results import sizing
-
-        frame = self.frame(plot.needs)
-        if not frame.empty:
-            frame = self.named(frame, names)
-            frame = frame[frame["workload"] == workload] if workload else frame
+        called = self.called(names)
+        frame = named(self.frame(plot.needs), called)
+        if workload and not frame.empty:
+            frame = frame[frame["workload"] == workload]
         if frame.empty:
             return None
-        styles = {self._called(label, names): style for label, style in self.styles.items()}
-        figure = plot.figure(frame, styles)
-        return figure if figure is None or width is None else sizing.fitted(figure, width)
+        styles = {called.get(label, label): style for label, style in self.styles.items()}
+        figure = plot.figure(frame, styles, width)
+        if figure is not None and self.missing:
+            figure.suptitle(self.missing, fontsize=8)
+        return figure
 
     def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
         """One HTML page with tables and figures, which opens without a network.
@@ -219,22 +222,38 @@ class Results:
             folder: of the figures.
             overrides: of the command line, for the commands that the page names.
         """
-        from dpopt.results.report.page import page, tables_of
+        from dpopt.results.report.page import page
 
         of_suite = shlex.join(overrides or [f"suite={self.suite}"])
-        shown = tables_of(self.comparison, self.table(), self.manifest, of_suite, self.named)
-        ranked = ranking.as_tables(self.named(self.ranking()))
-        ranks = [replace(table, command=f"dpopt rank {of_suite}") for table in ranked]
+        every = self._every_row(of_suite)
         if not self.effects.empty:
-            shown.append(clip_batch.as_table(self.named(self.effects)))
-        plots = fields.path(folder, "folder")
-        every = [replace(table, first=self.missing) for table in (*shown, *ranks)]
-        return page(self.store, self.suite, self.stored, self.named(self.comparison), every, self.draw, plots, of_suite)
+            every.append(replace(clip_batch.as_table(named(self.effects, self.names)), first=self.missing))
+        every += [replace(table, command=f"dpopt rank {of_suite}") for table in self.ranks()]
+        chosen, plots = named(self.comparison, self.names), fields.path(folder, "folder")
+        return page(self.store, self.suite, self.stored, chosen, every, self.draw, plots, of_suite)
+
+    def _every_row(self, of_suite: str) -> list[Table]:
+        """The table with all scores, the numbers of a paper that the suite names, and its command; nothing if empty."""
+        if self.every.empty:
+            return []
+        scores, has_paper = tables.further_scores(self._rows), bool(self.manifest.get("published"))
+        options = [f"scores=[{','.join(scores)}]"] if scores else []
+        try:
+            table = self.show(scores=scores, compare=has_paper)
+            options += ["compare=published"] * has_paper
+        except ConfigError as error:
+            table = self.show(scores=scores)
+            table = replace(table, details=f"{table.details} Published numbers are left out: {error}.")
+        return [replace(table, command=shlex.join(["dpopt", "table", *shlex.split(of_suite), *options]))]
 
     @cached_property
     def every(self) -> pd.DataFrame:
         """One row a replicate of every group: `choosing.select`."""
         return choosing.select(self.cells)
+
+    @cached_property
+    def _rows(self) -> pd.DataFrame:
+        return tables.comparison(self.store, self.every)
 
     @cached_property
     def selected(self) -> pd.DataFrame:
@@ -257,7 +276,7 @@ class Results:
         every = self.every
         if every.empty or (every.groupby("label")[["clip", "batch_size"]].nunique().max() < 2).any():
             return pd.DataFrame()
-        return tables.comparison(self.store, every).merge(choosing.mean_scores(every), on=GROUP)
+        return self._rows.merge(choosing.mean_scores(every), on=GROUP)
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -307,35 +326,29 @@ class Results:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What is stored of the suite, with the key `published` of its file where that is at hand.
-
-        Raises:
-            ConfigError: the file cannot be used.
-        """
+        """The suite as it is stored; until it is published, with the names and the paper of its file at hand."""
         stored = self.store.manifest(self.suite)
-        published = load_suite(self.suite).published if self.suite in suite_files() else None
-        return stored | ({"published": asdict(published)} if published else {})
+        with suppress(ConfigError):  # results are there whatever has become of the file
+            if not self.store.is_read_only and self.suite in suite_files():
+                return stored | load_suite(self.suite).presented
+        return stored
 
     @cached_property
     def names(self) -> dict[str, str]:
         """The name in tables and figures of each workload and label of the frames."""
-        entries = self.store.manifest(self.suite)["cells"]
-        specs = [entry["cell"]["workload"] for entry in entries]
-        stated = dict[str, str]()
-        with suppress(ConfigError):  # results are there whatever has become of the file
-            if self.suite in suite_files():
-                settings = load_suite(self.suite).settings
-                stated = {label: of["display"] for label, of in settings.items() if of.get("display")}
+        entries = self.manifest["cells"]
         optimizers = (entry["cell"]["optimizer"]["name"] for entry in entries)
-        return titles([specs])[0] | display_names(dict(zip(row_names(entries), optimizers, strict=True)), stated)
+        rows = dict(zip(row_names(entries), optimizers, strict=True))
+        workloads = titles([[entry["cell"]["workload"] for entry in entries]])[0]
+        return workloads | display_names(rows, self.manifest.get("display", {}))
 
-    def named(self, frame: pd.DataFrame, names: Mapping[str, str] | None = None) -> pd.DataFrame:
-        """A frame with the names that people read; `names` are further or other ones of workloads and labels."""
-        columns = [key for key in ("workload", "label") if key in frame]
-        return frame.assign(**{key: frame[key].map(lambda name: self._called(name, names)) for key in columns})
-
-    def _called(self, name: str, names: Mapping[str, str] | None = None) -> str:
-        return {**self.names, **(names or {})}.get(name, name)
+    def called(self, names: Mapping[str, str] | None = None) -> dict[str, str]:
+        """`names`, with further or other ones; `ConfigError` where two rows or workloads have the same."""
+        called = self.names | dict(names or {})
+        every = [called[name] for name in self.names]
+        if names and (shared := [name for name in names.values() if every.count(name) > 1]):
+            raise ConfigError("names", shared[0], "two rows or workloads would have this name")
+        return called
 
     def frame(self, needs: str) -> pd.DataFrame:
         """The frame that a figure `needs`."""

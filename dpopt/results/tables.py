@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from dpopt import registry
 from dpopt.markup import FALLEN, fallen
@@ -20,7 +19,7 @@ from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.writing import Column, Table, marks, texts
+from dpopt.results.writing import Column, Table, marks, named, texts
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
@@ -28,10 +27,10 @@ INTERVAL = "95 % interval"
 DAGGER = "†"
 _EDGES = "end of grid"
 BEST = f"Bold: highest mean; {DAGGER}: not shown to be worse (95 %)."
-PAGE = "docs/guide/tables.md explains all columns."
+PAGE = "All columns: docs/guide/tables.md."
 """The end of the note of each table."""
-MARKS = f"{BEST} Italics: for reference, beyond ε or set by hand."
-_NOTE = f"Test score: mean ± standard deviation over seeds. {MARKS} ε with tuning: of the whole search. {PAGE}"
+MARKS = f"{BEST} Italics: spends more than ε, or set by hand."
+_CAPTION = f"Test score: mean ± standard deviation over seeds. {MARKS} ε with tuning: of the whole search."
 _REFERENCE = "for reference"
 _WIDEN_NOTE = "ε with tuning counts {} further runs beyond the grid, made or not."
 
@@ -72,7 +71,6 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "seeds": len(group),
                 "runs": float(group["runs"].mean()),
                 "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
-                "is_refined": False,  # published CSV has the column
                 "validation": group["selection_score"].mean(),
                 "edges": ", ".join(f"{edge} {count}/{len(group)}" for edge, count in sorted(edges.items())),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
@@ -120,26 +118,42 @@ def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
     table = table.assign(p=math.nan, visible=math.nan, is_best=False, is_highest=False)
     chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
     for _, block in chosen.groupby(BLOCK):
-        finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
-        worst = pd.concat(finite).min()  # left out, a method that diverges in some seeds would gain by it
-        scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
-        standing = statistics.standing(scores.to_numpy(float))
-        table.loc[block.index, "p"] = standing.p
-        table.loc[block.index, "visible"] = standing.visible
-        has_any = np.array([values.notna().any() for values in finite.values()])
-        table.loc[block.index, "is_best"] = standing.may_be_best & has_any
-        table.loc[block.index, "is_highest"] = highest(scores.mean().to_numpy(), has_any & np.isfinite(standing.p))
-    return table
+        # A mean over fewer seeds is of other splits and draws: its row waits until it has those of the others.
+        whole = block.index[block["seeds"] == pd.concat([tests[row] for row in block.index]).index.nunique()]
+        if len(whole):
+            standing = compared(pd.DataFrame({row: tests[row] for row in whole}))
+            table.loc[whole, list(standing)] = standing
+    # A mean that is not finite is printed as such, whatever its row has by the worst score in place of a failure.
+    return table.assign(**{mark: table[mark] & np.isfinite(table["mean"]) for mark in ("is_best", "is_highest")})
 
 
-def highest(means: NDArray[np.float64], is_compared: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """True for the highest of the `means` that are compared; equal ones share it."""
-    rounded = np.where(is_compared, means.round(statistics.DIGITS), -math.inf)
-    return is_compared & (rounded == rounded.max(initial=-math.inf))
+def compared(tests: pd.DataFrame) -> pd.DataFrame:
+    """The methods of a block, by their scores [seeds, methods]; a run without a finite score has failed.
+
+    A failure counts as the worst score of the block: left out, a method that fails in some seeds would gain by it.
+
+    Returns:
+        A row a method: `p` and `visible`, see `statistics.standing`; `is_best`, whether it may be the best, and
+        `is_highest`, whether its mean is the highest, which equal ones share, both of methods with some score.
+    """
+    tests = tests.where(np.isfinite(tests))
+    scores = tests.fillna(tests.min(axis=None))
+    standing = statistics.standing(scores.to_numpy(float))
+    may_be, is_tested = tests.notna().any().to_numpy(), np.isfinite(standing.p)
+    means = np.where(may_be & is_tested, scores.mean().round(statistics.DIGITS), -math.inf)
+    return pd.DataFrame(
+        {
+            "p": standing.p,
+            "visible": standing.visible,
+            "is_best": standing.may_be_best & may_be,
+            "is_highest": may_be & is_tested & (means == means.max()),
+        },
+        index=tests.columns,
+    )
 
 
 def dagger(row: Row) -> str:
-    """The mark of a row that is not shown to be worse than the highest mean."""
+    """The mark of a row that no other one is shown to be better than, beside the highest mean."""
     return f" {DAGGER}" if row["is_best"] and not row["is_highest"] else ""
 
 
@@ -148,14 +162,21 @@ def further_scores(table: pd.DataFrame) -> list[str]:
     return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
 
 
-def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
+def as_table(
+    frame: pd.DataFrame,
+    title: str,
+    scores: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+) -> Table:
     """`comparison`'s frame as people read it; a column that says the same in every row is in the title instead.
 
     It may have the columns that `papers.beside` adds. `scores` are further scores to show, CSV has all; `remarks` are
-    further sentences of the details.
+    further sentences of the details; `names` are those of workloads and labels.
     """
-    if table.empty:
-        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    if frame.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=frame)
+    table = named(frame, names)
     main = list(table["score"].unique())
     columns = [
         Column("workload", "workload"),
@@ -174,82 +195,65 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         *(column for column in _SHARED if column.name in ("B", "epochs", "C", "δ")),
         Column("diverged", "diverged"),
     ]
-    frame = texts(table, columns)
-    constant = _constant(table)
-    dropped = [*constant, *(name for name in (INTERVAL, _EDGES) if not frame[name].any())]
+    shown_texts, constant = texts(table, columns), _constant(table)
+    dropped = [*constant, *(name for name in (INTERVAL, _EDGES) if not shown_texts[name].any())]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
     dropped += [] if table["diverged"].any() else ["diverged"]
     is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
     marked = ["optimizer", *(shown(score).label for score in main)]
-    optional = [
-        INTERVAL,
-        "runs",
-        "seeds",
-        "ε single",
-        "ε composed",
-        _EDGES,
-        "δ",
-        *(shown(score).label for score in scores),
-    ]
-    if not table.duplicated([*BLOCK, "label"]).any():  # else these tell rows apart
-        optional = [INTERVAL, "runs", "C", "B", "epochs", *optional[2:]]
+    further = [shown(score).label for score in scores]
+    free = [] if table.duplicated([*BLOCK, "label"]).any() else ["C", "B", "epochs"]  # else these tell rows apart
+    optional = [INTERVAL, "runs", *free, "ε single", "ε composed", _EDGES, "δ", *further, "tuning", "seeds"]
+    place = table[BLOCK].assign(is_reference=is_reference)
+    begins = np.flatnonzero(place.ne(place.shift()).any(axis="columns"))
     setting = ", ".join(value if name == "workload" else f"{name} = {value}" for name, value in constant.items())
+    heading = f"{title}: {setting}" if setting else title
     return Table(
-        frame.drop(columns=dropped),
-        f"{title}: {setting}" if setting else title,
-        _NOTE,
+        shown_texts.drop(columns=dropped),
+        heading,
+        f"{_CAPTION} {PAGE}",
         _details(table, remarks),
+        f"{heading}. {_CAPTION}",
         bold=marks(table["is_highest"], marked),
         italic=marks(is_reference, marked),
-        numbers=table,
-        optional=[*optional, "tuning"],
+        numbers=frame,
+        optional=optional,
         by="workload",
-        rules=_rules(table, is_reference),
+        rules={int(at): _REFERENCE if is_reference.iloc[at] else "" for at in begins},
     )
 
 
-def as_wide(table: pd.DataFrame, title: str, methods: Sequence[str]) -> Table:
+def as_wide(frame: pd.DataFrame, title: str, methods: Sequence[str], names: Mapping[str, str]) -> Table:
     """`comparison`'s frame of one setting for each method: a row for each method, a column for each task.
 
     Args:
-        methods: the labels in their order; those with a row for reference come last.
+        methods: the labels in their order; those that have rows for reference alone come last.
+        names: of workloads and labels.
     """
-    if table.empty:
-        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    if frame.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=frame)
+    table = named(frame, names)
     units = {workload: shown(score).label for workload, score in zip(table["workload"], table["score"], strict=True)}
     several = len(set(units.values())) > 1
-    named = table["workload"].map(lambda name: f"{name}, {units[name]}") if several else table["workload"]
     is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
-    later = set(table["label"][is_reference])
-    there = [label for label in methods if label in set(table["label"])]
-    order = [*(label for label in there if label not in later), *(label for label in there if label in later)]
-    rows = table.assign(workload=named, italic=is_reference)
-    made = layout.wide(
-        rows,
-        order,
-        "epsilon_target",
-        lambda row: shown(row["score"]).text(row["mean"], row["std"]) + dagger(row),
-        "italic",
+    rows = table.assign(
+        workload=table["workload"].map(lambda name: f"{name}, {units[name]}") if several else table["workload"],
+        italic=is_reference,
     )
-    setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items() if name in ("δ", "seeds"))
-    unit = "Test scores" if several else f"Test {next(iter(units.values()))}"
-    caption = f"{unit}, mean ± standard deviation over seeds, at the ε of the whole search. {MARKS}"
-    first = {len(order) - len(later & set(order)): _REFERENCE} if later and len(later) < len(order) else {}
-    heading = f"{title}: {unit[0].lower()}{unit[1:]}" + (f", {setting}" if setting else "")
-    note = f"Mean ± standard deviation over seeds, at the ε of the whole search. {MARKS} {PAGE}"
-    return replace(made, title=heading, note=note, caption=caption, numbers=table, rules=first)
-
-
-def _rules(table: pd.DataFrame, is_reference: pd.Series) -> dict[int, str]:
-    """The rows that begin a block, and those that begin its rows for reference."""
-    rules, before = dict[int, str](), None
-    for at, (workload, target, later) in enumerate(
-        zip(table["workload"], table["epsilon_target"], is_reference, strict=True)
-    ):
-        if (place := (workload, target, later)) != before:
-            rules[at] = _REFERENCE if later else ""
-        before = place
-    return rules
+    is_last = is_reference.groupby(table["label"]).all()
+    order = sorted((name for label in methods if (name := names.get(label, label)) in is_last), key=is_last.get)
+    wide = layout.wide(rows, order, lambda row: shown(row["score"]).text(row["mean"], row["std"]) + dagger(row))
+    delta = f" (δ = {constant['δ']})" if "δ" in (constant := _constant(table)) else ""
+    scores = f"{'scores' if several else units[table['workload'].iloc[0]]}, mean ± standard deviation over"
+    about = f"test {scores} {_seeds(table)} seeds, at ε of the whole search{delta}"
+    first = int((~is_last).sum())
+    rules = {first: _REFERENCE} if 0 < first < len(order) else {}
+    headed = {
+        "title": f"{title}: {about}",
+        "note": f"{MARKS} {PAGE}",
+        "caption": f"{about[0].upper()}{about[1:]}. {MARKS}",
+    }
+    return replace(wide, **headed, numbers=frame, rules=rules)
 
 
 def charged(row: Row) -> str:
@@ -283,18 +287,21 @@ def _details(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
 
 def limit(table: pd.DataFrame) -> str:
     """The difference that a table or a ranking cannot show with its seeds, in a sentence."""
-    counts = sorted(table["seeds"].unique())
-    seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     parts = []
     for score, rows in table[table["visible"].notna()].groupby("score"):
         unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
         sizes = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
-        parts.append(f"{' to '.join(sizes)} {'points' if unit.factor == 100 else unit.label}")
+        parts.append(f"{' to '.join(sizes)} {unit.points}")
     if parts:
         least = " and ".join(parts)
-        return f"With {seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
+        seeds = f"With {_seeds(table)} seeds"
+        return f"{seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
     least = statistics.FEWEST
     return f"Nothing is tested: that takes two rows of a block that keep to the target, with {least} seeds each."
+
+
+def _seeds(table: pd.DataFrame) -> str:
+    return " to ".join(map(str, dict.fromkeys(table["seeds"].agg(["min", "max"]))))
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:

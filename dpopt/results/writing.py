@@ -32,6 +32,12 @@ class Column(NamedTuple):
     text: Callable[[Any], str] = str
 
 
+def named(frame: pd.DataFrame, names: Mapping[str, str] | None) -> pd.DataFrame:
+    """A frame whose workloads and labels have the `names` that people read."""
+    columns = [key for key in ("workload", "label") if key in frame]
+    return frame.assign(**{key: frame[key].map(lambda name: (names or {}).get(name, name)) for key in columns})
+
+
 def texts(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
     """The frame as people read it, a text for each row and column."""
     rows = frame.to_dict("records")
@@ -106,24 +112,21 @@ class Table:
         caption = f"{self.first} {self.caption or self.title}".strip()
         frame, width, escape = self.styled(LATEX), self.frame.shape[1], LATEX.escape
         is_number = [self.frame[name].astype(str).str.fullmatch(_NUMBER).all() for name in self.frame]
-        head = [list(map(escape, self.frame))]
+        pairs, lines = [self.spans.get(name, ("", name)) for name in self.frame], list[str]()
         if self.spans:
-            pairs = [self.spans.get(name, ("", name)) for name in self.frame]
-            head, groups = [[escape(own) for _, own in pairs]], []
-            for heading, same in groupby(range(1, width + 1), lambda at: pairs[at - 1][0]):
-                columns = list(same)
-                groups.append((escape(heading), columns[0], columns[-1]))
-            over = " & ".join(rf"\multicolumn{{{b - a + 1}}}{{c}}{{{name}}}" if name else "" for name, a, b in groups)
-            below = " ".join(rf"\cmidrule(lr){{{a}-{b}}}" for heading, a, b in groups if heading)
-            head = [[over], [below], *head]
-        lines = [line[0] if line[0].startswith(r"\cmid") else rf"{' & '.join(line)} \\" for line in head]
-        lines.append(r"\midrule")
+            places = [list(same) for _, same in groupby(range(width), lambda at: pairs[at][0])]
+            groups = [(escape(pairs[at[0]][0]), at[0] + 1, at[-1] + 1) for at in places]
+            over = (rf"\multicolumn{{{b - a + 1}}}{{c}}{{{name}}}" if name else "" for name, a, b in groups)
+            below = (rf"\cmidrule(lr){{{a}-{b}}}" for name, a, b in groups if name)
+            lines = [rf"{' & '.join(over)} \\", " ".join(below)]
+        lines += [rf"{' & '.join(escape(name) for _, name in pairs)} \\", r"\midrule"]
         for at, row in enumerate(frame.itertuples(index=False, name=None)):
             if at in self.rules and at:
                 lines.append(r"\midrule")
             if heading := self.rules.get(at):
                 lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape(heading)}}}}} \\")
-            lines.append(rf"{' & '.join(row)} \\")
+            # A mark that takes no width leaves the numbers of a column below each other.
+            lines.append(rf"{' & '.join(row)} \\".replace(r" \dag{}", r"\rlap{$^\dagger$}"))
         columns = "".join("r" if number else "l" for number in is_number)
         top = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(caption)}}}"]
         top += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]

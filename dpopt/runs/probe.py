@@ -53,7 +53,7 @@ def find_times(
     first = ((row, next((cell for cell in row.waiting if not cell.untrained), None)) for row in untimed)
     probed = [(row, cell) for row, cell in first if cell is not None]
     probes = [partial(_measure, cell, limit, suite.device, suite.physical_batch, suite.isolate) for _, cell in probed]
-    bar = bars.bar(console or Console(), bool(console and probes))
+    bar = bars.bar(console if probes else None)
     with bar as show, closing(side_by_side(probes, at_once)) as ended:
         for done, (number, timing, failure) in enumerate(ended, 1):
             show("timing rows", done, len(probes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,6 +135,13 @@ class Keys:
             raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
         for label in dict.fromkeys((*self.optimizers, *self.settings)):  # one that is not selected must make sense too
             self._check_name(label)
+
+    @property
+    def presented(self) -> dict[str, Any]:
+        """Keys that change tables and figures alone, if they are stated: names of rows, and the paper's."""
+        display = {label: str(of["display"]) for label, of in self.settings.items() if of.get("display")}
+        stated = {"display": display, "published": self.published and asdict(self.published)}
+        return {key: value for key, value in stated.items() if value}
 
     def _check_name(self, label: str) -> None:
         """Raise `ConfigError` where no registered optimizer belongs to a label."""

@@ -396,7 +396,9 @@ class Leaderboard:
         for place, block in self.blocks.items():
             there, tests = scores_of(block)
             _, _, signs, _ = standing([dict(enumerate(of)) for of in tests.T])
-            self.best |= {(*place, label): sign for label, sign in zip(there, signs, strict=True)}
+            # A page prints the mean over a method's own seeds: its mark is shown where these are those of the block.
+            self.best |= {(*place, label): sign for label, sign, of in zip(there, signs, tests.T, strict=True)
+                          if math.isclose(of.mean(), self.scores[*place, label]["mean"])}  # fmt: skip
         names, tasks = everywhere(self.blocks)
         is_said = all(None not in chosen_on[label] for label in names)
         unseen = {task: of for task, of in tasks.items()
@@ -463,9 +465,11 @@ class Leaderboard:
         return row
 
     def _compare(self):
-        """Which rows of a task and target may be the best, of those that spend no more than the target."""
+        """Which rows with all seeds of a task and target may be the best, if they spend no more than the target."""
         for block in {place[:2] for place in self.scores}:
             places = [place for place, row in self.scores.items() if place[:2] == block and not row["is_reference"]]
+            every = {seed for place in places for seed in self.searches[place]}
+            places = [place for place in places if len(self.searches[place]) == len(every)]
             tests = [{seed: score_of(entry["run"]["record"], "test") for seed, entry in self.searches[place].items()}
                      for place in places]  # fmt: skip
             ps, best, signs, visible = standing(tests)
@@ -607,7 +611,7 @@ def compare_scores(of, board, page, tables):
                 (task, factor), where = heading(name), f"leaderboard.md, {label}, ε = {target:g}, {name}"
                 place = task, target, label
                 if place not in board.scores:
-                    of.value(where, text, "")
+                    of.value(where, text, "–")
                     continue
                 computed = board.scores[place]
                 sign = board.best.get(place)

@@ -102,7 +102,7 @@ def test_a_page_marks_what_has_no_rank(store, tmp_path):
     files = {path.name: path for path in (tmp_path / "page").iterdir()}
     assert set(files) == {"leaderboard" + end for end in (".md", ".html", ".csv", "_scores.csv")}, "no figure of three"
     text = files["leaderboard.md"].read_text()
-    assert "*DP-Adam, free*" in text
+    assert "*dp_adam_free*" in text
     assert "*95.0 ± 0.0*" in text
     assert "**81.0 ± 1.0**" in text
     assert "Average ranks are not tested" in text

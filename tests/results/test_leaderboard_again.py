@@ -140,7 +140,7 @@ def test_a_page_is_what_a_script_without_the_package_makes_of_its_runs(board, pu
     of = reference.compare(board, published[1])
     assert of.differences == []
     assert of.count > 3000
-    assert of.skipped == {"clip", "is_refined", "note"}
+    assert of.skipped == {"clip", "note"}
 
 
 def test_it_shares_no_code_with_the_package():

@@ -30,7 +30,7 @@ def test_tab_offers_the_interface_and_nothing_else():
 def test_results_are_the_table_that_the_command_prints(results):
     shown = results._repr_html_()
     assert "Results of suite two: 2 done" in shown
-    frame = results.shown().frame
+    frame = results.show().frame
     assert shown.count("<tr") == 1 + len(frame) == 2
     assert all(f"<th>{escape(name)}</th>" in shown for name in frame)
 

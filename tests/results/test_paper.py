@@ -77,9 +77,7 @@ def layout_of(paper, kind, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "command", ["table", "table layout=wide", "rank", "rank layout=wide", "leaderboard", "rank against=dp_adam"]
-)
+@pytest.mark.parametrize("command", ["table", "table layout=wide", "rank", "leaderboard", "rank against=dp_adam"])
 def test_no_row_breaks_in_a_terminal_of_eighty_columns(paper, command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     name, *options = command.split()
@@ -140,8 +138,8 @@ def test_texts_of_a_narrow_figure_do_not_meet(results):
 
 
 def test_notes_are_short_and_name_the_page(results):
-    shown = [results.shown(), results.shown("wide"), *ranking.as_tables(results.ranking())[:1]]
-    shown += [ranking.as_wide(results.ranking(), "made"), ranking.against_table(results.against("dp_adam"), "dp_adam")]
+    shown = [results.show(), results.show("wide"), results.ranks()[0]]
+    shown += [ranking.against_table(results.against("dp_adam"), "dp_adam")]
     shown += Leaderboard([results]).tables("dp_adam")[:-1]
     for table in shown:
         assert len(table.note.split()) <= 40
@@ -155,15 +153,54 @@ def test_names_of_rows():
         "noise_aware_1e-2": "hyfreedp_noise_aware",
         "mine": "dp_sgd",
     }
-    rows |= {"also": "dp_sgd", "dp_sgd (accountant=rdp)": "dp_sgd"}
+    rows |= {"also": "dp_sgd", "dp_sgd (accountant=rdp)": "dp_sgd", "adadp_baseline": "dp_sgd", "fiber": "torch_optim"}
     assert display_names(rows, {"also": "DP-Adam"}) == {
         "dp_adam": "DP-Adam (dp_adam)",
         "dp_adam_free": "DP-Adam, free",
         "noise_aware_1e-2": "HyFreeDP, noise-aware, 1e-2",
         "mine": "mine",
+        "adadp_baseline": "adadp_baseline",
+        "fiber": "fiber",
         "also": "DP-Adam (also)",
         "dp_sgd (accountant=rdp)": "DP-SGD (accountant=rdp)",
     }
+
+
+def test_two_rows_do_not_have_one_name(results):
+    with pytest.raises(ConfigError, match="two rows or workloads"):
+        results.show("wide", names={"dp_adam": "Sign & descent"})
+    assert "Adam of 2016" in results.show("wide", names={"dp_adam": "Adam of 2016"}).latex
+
+
+def test_a_row_that_spends_more_once_stays_above_and_seeds_are_named(maker):
+    """Its other cell is bold; only rows that spend more everywhere are for reference."""
+    for epsilon, lrs in ((1.0, (0.1, 0.2)), (3.0, (0.1,))):
+        for seed in range(3):
+            for lr in lrs:
+                maker.add("dp_adam", seed, lr, 0.9 + 0.01 * seed, epsilon=epsilon, tuned={"lr": lr}, tuning="grid")
+            maker.add("adadp", seed, 0.5, 0.5 + 0.02 * seed, epsilon=epsilon)
+            maker.add("hyfreedp", seed, 0.5, 0.4 + 0.02 * seed, epsilon=epsilon)
+    maker.add("fiber", 0, 0.5, 0.95, epsilon=3.0)
+    table = dpopt.load_results(maker.done().root, "made").show("wide")
+    assert table.rules == {}
+    assert {table.frame["method"][at] for at, _ in table.bold} == {"ADADP", "DP-Adam"}
+    assert "FiBeR" not in {table.frame["method"][at] for at, _ in table.bold}, "one seed is not compared with three"
+    assert "over 1 to 3 seeds" in table.title
+
+
+def test_what_is_published_does_not_depend_on_where_one_stands(paper, tmp_path, monkeypatch):
+    """Names are stored with it: another suite of that name in the current folder changes nothing."""
+    plots = tmp_path / "none"
+    plots.mkdir()
+    assert main(["publish", "suite=made", f"results={paper.root}", "to=published", f"plots={plots}"]) == 0
+    text = Path("published/made/table.md").read_text()
+    assert "Sign & descent" in text
+    Path("benchmarks/made.yaml").write_text(SUITE.replace("Sign &", "Another"))
+    assert dpopt.load_results("published", "made").show().markdown + "\n" == text
+    published = Path("published").resolve()
+    monkeypatch.chdir(plots)
+    assert dpopt.load_results(published, "made").show().markdown + "\n" == text
+    assert "Another descent" not in text
 
 
 def test_a_display_name_is_no_part_of_a_cell():

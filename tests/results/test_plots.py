@@ -172,7 +172,9 @@ def test_accuracy_figure_plots_the_tables_numbers(known):
     searched = known.comparison.query("label == 'dp_adam'").sort_values("epsilon_target")
     assert lines["DP-Adam"] == pytest.approx(searched[["epsilon_with_tuning", "mean"]].to_numpy() * [1, 100])
     hollow = {x for line in panel.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
-    assert hollow == set(searched["epsilon_with_tuning"]), "what it spent; one run of it is a faint tick"
+    is_over = searched["epsilon_with_tuning"] > searched["epsilon_target"] * 1.001
+    assert hollow == set(searched["epsilon_with_tuning"][is_over]), "what it spent; one run of it is a faint tick"
+    assert "for reference" in {text for text, _ in legends(panel.figure)}
     faint = [line.get_xydata() for line in panel.lines if line.get_alpha() == 0.5 and len(line.get_xdata())]
     assert faint == [pytest.approx(searched[["epsilon_single", "mean"]].to_numpy() * [1, 100])]
     assert [text.get_text() for text in panel.get_xticklabels()][:2] == ["1", "3"]
@@ -300,8 +302,7 @@ def test_a_failing_method_is_named_and_does_not_squeeze_the_others(maker):
         low, high = axis.transAxes.inverted().transform(axis.transData.transform([(90, 90), (93, 93)]))[:, along]
         assert high - low > 0.4, f"{name}: 3 of 83 points have this part of the axis"
         assert getattr(axis, f"get_{'xy'[along]}scale")() == "linear"
-        texts = [axis.get_xlabel(), *(text.get_text() for text in axis.texts)]
-        assert "below the axis: HyFreeDP (10)" in texts[0] or texts[1:] == ["◂ 10"] * 2, "its score is there"
+        assert "below the axis: HyFreeDP (10)" in axis.get_xlabel(), "its score is there"
 
 
 @pytest.mark.parametrize("along", ["x", "y"])
@@ -326,9 +327,18 @@ def test_ticks_of_epsilons_that_are_near_do_not_touch():
 
 
 def test_bars_end_where_a_score_ends():
-    rows = pd.DataFrame({"score": "accuracy", "mean": [0.95, 0.5, 0.02], "std": [0.1, 0.1, math.nan]})
+    rows = pd.DataFrame({"score": "accuracy", "mean": [0.95, 0.5, 0.02], "std": [0.1, 0.1, math.nan], "seeds": 3})
     assert axes.bars(rows) == pytest.approx(np.array([[10, 10, 0], [5, 10, 0]]))
+    assert not axes.bars(rows.assign(seeds=2)).any(), "the spread of two seeds shows nothing"
     assert axes.bars(rows.assign(score="log_likelihood")) == pytest.approx(np.array([[0.1, 0.1, 0]] * 2))
+
+
+def test_a_figure_of_an_unfinished_suite_says_so(maker):
+    for label in ("adadp", "dp_adam"):
+        maker.add(label, 0, 0.5, 0.5)
+    maker.add("adadp", 1, 0.5, 0.5, status="missing")
+    figure = Results(maker.done(), "made").plot("accuracy_vs_epsilon", PLOTS)
+    assert figure.get_suptitle().startswith("1 of 3 cells have no result")
 
 
 def test_no_figure_is_of_one_point(maker):
@@ -350,7 +360,7 @@ def test_methods_have_one_order_in_all_panels(two):
     for axis, place in ((first, "mnist_mlp"), (second, "digits_mlp")):
         rows = two.comparison[(two.comparison["workload"] == place) & (two.comparison["epsilon_target"] == 3)]
         means = dict(zip(rows["label"].map(two.names), 100 * rows["mean"], strict=True))
-        at = {names[int(y + 0.3)]: x for held in axis.containers if held.get_label().endswith("ε = 3")
+        at = {names[int(y + 0.3)]: x for held in axis.containers if held.get_label().endswith("target ε = 3")
               for x, y in held.lines[0].get_xydata()}  # fmt: skip
         assert at == pytest.approx(means)
         assert [line.get_xdata()[0] for line in axis.lines if line.get_label() == "best without privacy"] == [99]
@@ -358,7 +368,8 @@ def test_methods_have_one_order_in_all_panels(two):
 
 def test_ceilings_are_dashed_lines_in_each_panel_of_draws(known):
     figure = known.plot("accuracy_over_draws", PLOTS)
-    assert [axis.get_title() for axis in figure.axes] == ["digits MLP, ε = 1", "digits MLP, ε = 3"]
+    titles = [" ".join(axis.get_title().split()) for axis in figure.axes]
+    assert titles == ["digits MLP, target ε = 1", "digits MLP, target ε = 3"]
     for axis in figure.axes:
         (line,) = [line for line in axis.lines if line.get_label() == "ceiling (ε = ∞)"]
         assert line.get_ydata() == pytest.approx([98, 98])

@@ -180,6 +180,18 @@ def test_the_highest_mean_is_bold_and_a_dagger_marks_what_is_not_shown_to_be_wor
     assert pair[["low", "high", "p"]].isna().all(axis=None)
 
 
+def test_intervals_of_a_block_are_corrected_for_its_rows(maker):
+    scores = {"first": [0.80, 0.82, 0.85], "second": [0.70, 0.75, 0.71], "third": [0.50, 0.60, 0.52]}
+    for label, tests in scores.items():
+        for seed, test in enumerate(tests):
+            maker.add(label, seed, 0.5, test)
+    table = ranked(maker.done())
+    for label in ("second", "third"):
+        differences = np.subtract(scores[label], scores["first"])
+        interval = scipy.stats.t.interval(1 - 0.05 / 2, 2, differences.mean(), scipy.stats.sem(differences))
+        assert table.loc[label, ["low", "high"]].tolist() == pytest.approx(interval)
+
+
 def test_an_interval_of_a_difference_ends_where_scores_end(maker):
     for seed, low in enumerate((0.0, 0.01, 0.4)):
         maker.add("first", seed, 0.5, 1.0)

@@ -63,7 +63,7 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
     assert verify(published).findings == []
     for name in ("table.md", "table.tex", "ranking_epsilon.md"):
         text = (mixed / "published" / "mixed" / name).read_text()
-        assert "1 of 3 cells have no result; rows that need them are left out." in text
+        assert "1 of 3 cells have no result; seeds that need them are left out." in text
     with pytest.raises(ConfigError, match="1 of 3 cells have no result; partial=true publishes what is there"):
         publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots")
     assert not (tmp_path / "again").exists()
