@@ -5,6 +5,7 @@ A page has a table between `<!-- table: NAME -->` and `<!-- end -->`; `TABLES` s
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,13 @@ from dpopt.results.scores import shown
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "results" / "published"
-PAGES = [HERE.parent / "README.md", HERE / "findings.md", *sorted((HERE / "evidence").glob("*.md"))]
+PAGES = [
+    HERE.parent / "README.md",
+    HERE / "findings.md",
+    HERE / "gallery.md",
+    *sorted((HERE / "evidence").glob("*.md")),
+]
+PLOTS = HERE.parent / "plots"
 BOARD = ("leaderboard", "leaderboard_heads", "leaderboard_scatter", "leaderboard_texts")
 MARKED = re.compile(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", re.DOTALL)
 EPSILON = {1.0: "ε = 1", 3.0: "3", 8.0: "8"}
@@ -314,6 +321,24 @@ def transfer() -> str:
     return page(rows)
 
 
+def gallery() -> str:
+    """Each published figure that a command draws, under the name of the figure, with that command."""
+    commands = {"audit": "dpopt audit", "speed": "dpopt bench"}
+    parts: dict[str, list[str]] = {}
+    for path in sorted(PUBLISHED.glob("*/*.svg")):
+        folder, name = path.parent.name, path.stem
+        script = HERE.parent / "benchmarks" / f"{folder}.py"
+        if (path.parent / "suite.json").exists():
+            command = f"dpopt plot suite={folder} results=results/published figure={name}"
+        else:
+            command = f"python benchmarks/{folder}.py" if script.exists() else commands[folder]
+        shown_at = f"![{name} of {folder}](../results/published/{folder}/{path.name})"
+        parts.setdefault(name, []).append(f"`{command}`\n\n{shown_at}")
+    plots = {path.stem: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in PLOTS.glob("*.py")}
+    sections = ["\n\n".join([f"## {name}", plots.get(name) or "", *of]) for name, of in sorted(parts.items())]
+    return "\n\n".join(sections).replace("\n\n\n\n", "\n\n")
+
+
 FREE_RULES = {
     "noise_aware_1e-8": "noise-aware, from 10⁻⁸",
     "noise_aware": "noise-aware, from 10⁻⁴",
@@ -366,6 +391,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         | PAPER,
         spread=True,
     ),
+    "gallery": gallery,
     "summary": summary,
     "against_dp_adam": against_dp_adam,
     "tolerances": tolerances,

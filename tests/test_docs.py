@@ -198,10 +198,7 @@ def test_a_link_that_a_clone_has_not_is_noticed(text, tracked):
     assert {Path(os.path.normpath(TREE / "docs" / target)) for target in links(text)} - tracked - BUILT.keys()
 
 
-def test_the_readme_is_short_and_a_generated_page_says_what_each_optimizer_takes():
-    text = (TREE / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
-    assert len(text.split()) <= 900
+def test_a_generated_page_says_what_each_optimizer_takes():
     conf, rows = run_path(str(TREE / "docs" / "conf.py")), listing.LISTED["optimizers"]()
     text = conf["optimizers"](rows)
     assert [name for name in registry.optimizers() if f"## {name}\n" not in text] == []
