@@ -51,6 +51,14 @@ OURS = {
     "hyfreedp": "HyFreeDP, the paper's rule",
 }
 OTHERS = {"dp_adam": "DP-Adam", "dp_adamw": "DP-AdamW", "dp_adambc": "DP-AdamBC", "disk": "DiSK", "doppler": "DOPPLER"}
+MORE = {
+    "dp_sgd": "DP-SGD",
+    "fiber": "FiBeR",
+    "scheduled": "DP-AdamW with a decay",
+    "schedulefree_adamw": "schedule-free AdamW",
+    "adaptive_clip": "adaptive clipping",
+    "scale_then_privatize": "scale-then-privatize",
+}
 LABELS = ("dp_adam_free", "adadp_equilibrium_average", "fiber", *OTHERS)
 RULES = {"paper": "the paper's rule", "noise_aware": "noise-aware", "search_then_decay": "search, then decay"}
 STARTS = {f"1e-{k}": f"10⁻{power}" for k, power in ((8, "⁸"), (6, "⁶"), (4, "⁴"), (2, "²"))}
@@ -315,9 +323,9 @@ def transfer() -> str:
             for part, name in (("", "each seed chooses"), ("shared_", "one for all")):
                 mean, low, high = (100 * lost.loc[(label, *way), f"{part}{key}"] for key in ("loss", "low", "high"))
                 texts[f"rate of {way[0]:g} at {way[1]:g}: {name}"] = (
-                    "same" if (mean, low, high) == (0, 0, 0) else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+                    "same" if math.isnan(low) else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
                 ).replace("-", "−")
-        rows.append({"points lost": label} | texts)
+        rows.append({"points lost": (OTHERS | MORE)[label]} | texts)
     return page(rows)
 
 

@@ -148,7 +148,8 @@ def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
         Path(name).symlink_to(TREE / name)
     for block in blocks(path):
         if block.kind == "python":
-            exec(compile("\n" * block.line + block.text, str(path), "exec"), {"__name__": "page"})
+            code = compile("\n" * block.line + block.text, str(path), "exec", dont_inherit=True)
+            exec(code, {"__name__": "page"})
         elif block.kind == "yaml":
             check_yaml(block.text)
         elif block.kind == "bash":
