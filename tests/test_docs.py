@@ -28,7 +28,7 @@ from dpopt.suites.suite import load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
-LONG = ("matrix", "results", "optimizer", "fit")
+LONG = ("matrix", "results", "optimizer", "fit", "paper", "notebook")
 """Tutorials that take long."""
 PAGES = [
     *(TREE / name for name in ("README.md", "CONTRIBUTING.md")),
