@@ -243,7 +243,7 @@ def hugging():
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_record_that_is_there_several_times_is_told(name):
     make, again, most = REPEATED[name]
-    with pytest.warns(UserWarning, match=rf"^train: {again} of its .* records are others again, .* {most} times"):
+    with pytest.warns(UserWarning, match=rf"^train: {again} of its .* repeat another one, .* up to {most} times"):
         fit(train=make())
 
 
@@ -310,7 +310,7 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
     model, data = Counting().eval(), Split(*oddities.records())
     subject = Subject(model, oddities.loss, data, {}, lambda x: x, Layout(torch.float32), torch.device("cpu"))
     before = torch.get_rng_state()
-    trial.tried(subject)
+    trial.try_model(subject)
     assert model.seen == 0
     assert not model.training
     assert torch.equal(torch.get_rng_state(), before)
