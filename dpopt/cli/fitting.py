@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dpopt.workloads.base import Workload
     from dpopt.workloads.data import Entry
 
-_OF_WORKLOAD = ("epochs", "batch_size")
-"""Keys whose defaults are those of the workload."""
+_AS_THEY_ARE = ("epsilon", "delta", "accountant", "device", "unit_rows", "average", "checkpoint")
+"""Keys that are arguments of `dpopt.fit`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,23 +110,18 @@ class Fit(DataKeys):
                 workload.loss,
                 train,
                 optimizer=optimizer,
-                epsilon=self.epsilon,
-                delta=self.delta,
                 epochs=self.epochs or workload.epochs,
                 batch_size=self.batch_size or min(workload.batch_size, count),
-                accountant=self.accountant,
-                device=self.device,
                 unit=owners,
-                unit_rows=self.unit_rows,
                 test=test,
                 transform=workload.transform,
                 augment=workload.augment if is_augmented else None,
                 multiplicity=workload.multiplicity,
-                average=self.average,
-                checkpoint=self.checkpoint,
+                **{name: getattr(self, name) for name in _AS_THEY_ARE},
             )
         record = result.record
-        record["defaults"] = sorted({*record["defaults"], *(k for k in _OF_WORKLOAD if getattr(self, k) is None)})
+        unset = {name for name in ("epochs", "batch_size") if getattr(self, name) is None}  # the workload's were taken
+        record["defaults"] = sorted(unset | {*record["defaults"]})
         if name:
             record["data"] = name.partition("@")[0]  # without the version, which follows from the records
             record["classes"] = list(data.entry(name).class_names) or record["classes"]

@@ -25,8 +25,6 @@ from dpopt.workloads.base import Split
 
 _OWNERS = (str, bytes, int, float, date, UUID)
 """Types of which equal values, and no others, are one person."""
-_EXACT = 2**53
-"""From here on two whole numbers may be one float."""
 
 
 class PersonLoss(RecordLoss):
@@ -61,16 +59,20 @@ def rows_of(owners: Any) -> list[list[int]]:
     listed = plain if isinstance(plain, Iterable) else [plain]
     values = [each.item() if getattr(each, "ndim", 1) == 0 else each for each in listed]
     # By value, as texts of values differ for one person (1 and 1.0) or are equal for two (the digits of a tensor).
-    kinds = Counter(type(each) if isinstance(each, _OWNERS) and each == each else None for each in values)
-    is_rounded = float in kinds and any(abs(each) >= _EXACT for each in values if isinstance(each, float))
-    if len(kinds) != 1 or None in kinds or is_rounded:
+    kinds = Counter(type(each) if _is_owner(each) else None for each in values)
+    if len(kinds) != 1 or None in kinds:
         shown = ", ".join(f"{count} {kind.__name__ if kind else 'missing or else'}" for kind, count in kinds.items())
-        allowed = "expected an owner for each row, all of one type: whole numbers, texts, dates or UUIDs"
-        raise ConfigError("unit", f"owners: {shown}", f"{allowed} (as floats below 2^53)" if is_rounded else allowed)
+        allowed = "one for each row, all of one type: whole numbers (as floats below 2^53), texts, dates or UUIDs"
+        raise ConfigError("unit", f"owners: {shown}", f"expected {allowed}")
     rows: dict[Any, list[int]] = {}
     for row, owner in enumerate(values):
         rows.setdefault(owner, []).append(row)
     return list(rows.values())
+
+
+def _is_owner(value: Any) -> bool:
+    # Of floats, two whole numbers may be one from 2^53 on.
+    return isinstance(value, _OWNERS) and value == value and not (isinstance(value, float) and abs(value) >= 2**53)
 
 
 def by_person(subject: Subject, of_each: Sequence[list[int]], unit_rows: int) -> Subject:
