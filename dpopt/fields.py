@@ -191,19 +191,11 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
-_FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
-_ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
-    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
-    "steps": "say `epochs`: N / B steps are one",
-    "log": "say `callback`, which is called with each entry of the curve",
-}
-"""Arguments of other libraries -> what there is in their place."""
-
-
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProxyType({})) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 
     A whole number stays one where a `float` is expected: what is made from arguments may tell the two apart.
+    `elsewhere` says for arguments that it does not take what there is in their place.
 
     Raises:
         ConfigError: names the first argument that there is not, or that its annotation does not allow.
@@ -215,8 +207,8 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         for name in kwargs:
             if name not in signature.parameters:
                 problem = f"{function.__name__} takes no such argument"
-                if name in _ELSEWHERE:
-                    raise ConfigError(name, kwargs[name], f"{problem}; {_ELSEWHERE[name]}")
+                if name in elsewhere:
+                    raise ConfigError(name, kwargs[name], f"{problem}; {elsewhere[name]}")
                 raise unknown(name, name, signature.parameters, problem)
         try:
             bound, kinds = signature.bind(*args, **kwargs), _annotations(function)

@@ -25,7 +25,7 @@ _LATEX |= {"Δ": r"$\Delta$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†
 _LATEX |= dict.fromkeys(map(chr, _LINE.values()), "?")
 _MARKDOWN = re.compile(r"[\\`*<>|$~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])|!(?=\[)|\](?=[\[(:])")
 """An underscore within a word and a bracket that makes no link stay as they are."""
-_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+_FORMULA = re.compile(r"(?![+-]?[\d.]+(e[+-]?\d+)?\Z)\s*[=+\-@＝＋－＠]")  # but for a plain number
 
 
 class TextFormat(NamedTuple):

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import re
 import shutil
 import stat
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,8 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import dpopt
+from dpopt import registry
 from dpopt.cli import main
-from dpopt.workloads.data import catalogue, own
+from dpopt.errors import ConfigError
+from dpopt.workloads.data import catalogue
 
 QUICK = ["epsilon=2", "accountant=rdp", "epochs=3"]
 PUBLIC = [
@@ -77,14 +81,14 @@ def test_a_table(here, capsys, monkeypatch):
     assert {path.name for path in here.iterdir()} == before, "a failed command leaves nothing"
 
     assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "tuned=none", "to=model") == 0
+    assert {path.name for path in here.iterdir()} == before | {"model"}, "no copy of the records stays"
     printed = capsys.readouterr()
     first = (here / "model" / "statement.txt").read_text().splitlines()[0]
     assert first.startswith("In words: whether all records of any one person were among the training data changes")
     assert "at most 7.39 (e to the power of epsilon)" in first
     assert first in printed.out
     assert "Choices: Whoever made this statement says that there was no other run" in printed.out
-    assert "Defaults, which nobody chose for these data: delta, optimizer, batch_size." in printed.out
-    assert f"for you alone to read: data/patients/, {here}/cache/tables/" in printed.out
+    assert "Defaults, which nobody chose for these data: average, batch_size, delta, optimizer." in printed.out
     frame = pd.read_csv("patients.csv")
     if frame["patient_id"].value_counts().max() > 4:
         assert "of which 4 count" in printed.err
@@ -98,16 +102,9 @@ def test_a_table(here, capsys, monkeypatch):
     assert predictions["prediction"].tolist() == ["yes" if p else "no" for p in expected.argmax(1)]
     assert (predictions["prediction"] == frame["readmitted"]).mean() > 0.6
 
-    # Another key: what the command wrote before is written again. Nothing of the records stays.
-    words = [word.replace("[0,100]", "[18,100]") for word in PUBLIC]
-    assert dpopt_("fit", "from=patients.csv", *words, *QUICK, "keep=false", "to=again") == 0
-    assert "has changed since data/patients.yaml was made (age): it is made again" in capsys.readouterr().out
-    assert not list((here / "data").iterdir())
-    assert not list(here.glob("cache/tables/*/*.npy"))
-
     # What is handed on predicts elsewhere, without data, and tells nothing that was not charged.
     (here / "elsewhere").mkdir()
-    shutil.copytree("again", "elsewhere/model", ignore=shutil.ignore_patterns("private"))
+    shutil.copytree("model", "elsewhere/model", ignore=shutil.ignore_patterns("private.json"))
     shutil.copy("patients.csv", "elsewhere/new.csv")
     monkeypatch.chdir(here / "elsewhere")
     assert dpopt_("predict", "model=model", "from=new.csv", "to=predictions.csv") == 0
@@ -121,7 +118,7 @@ def test_a_table(here, capsys, monkeypatch):
 
 
 def test_what_is_handed_on_has_no_scores_and_copies_are_the_owners(here):
-    assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "to=model") == 0
+    assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "keep=true", "to=model") == 0
     record = json.loads((here / "model" / "record.json").read_text())
     full = dpopt.load("model")
     assert full.curve
@@ -130,41 +127,63 @@ def test_what_is_handed_on_has_no_scores_and_copies_are_the_owners(here):
     sums = [line.split(": ")[1] for line in entry.splitlines() if line.strip().startswith(("inputs:", "targets:"))]
     assert len([each for each in sums if len(each) == 64]) == 4
     assert "# Public with this file: the SHA-256 of the records" in entry
-    handed = [path for path in (here / "model").iterdir() if path.name != "private"]
+    rows = [str(len(owners(split))) for split in ("train", "test")]
+    handed = [path for path in (here / "model").iterdir() if path.name != "private.json"]
     for path in handed:
         text = path.read_bytes().decode(errors="replace")
         assert not [each for each in sums if len(each) == 64 and each in text], path
+        assert path.suffix == ".safetensors" or not [n for n in rows if re.search(rf"\b{n}\b", text)], "rows count"
         assert f"{full.record['test_accuracy']:.4g}" not in text or path.suffix == ".safetensors"
     version = catalogue.entry("patients").version
     assert version not in (here / "model" / "statement.txt").read_text(), "it follows from the records"
     assert hashlib.sha256((here / "model" / "model.safetensors").read_bytes()).hexdigest() in str(full.statement())
-    copies = own.copies("patients")
-    assert len(copies) == 3
-    for folder in [*copies, here / "model" / "private"]:
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((here / "data" / "patients").stat().st_mode) == 0o700
+    assert stat.S_IMODE((here / "model" / "private.json").stat().st_mode) == 0o600
 
 
-def test_rows_of_a_person_are_on_one_side_of_the_split(here):
-    assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "to=model") == 0
+def test_rows_of_a_person_are_on_one_side_of_the_split(here, capsys):
+    assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "keep=true", "to=model") == 0
     sides = [set(owners(split)) for split in ("train", "test")]
     assert not sides[0] & sides[1]
     assert dpopt.load("model").record["examples"] == len(sides[0])
     assert dpopt.load("model").record["unit"] == "person"
+    # A suite, which counts rows, refuses the table.
+    with pytest.raises(ConfigError, match="patient_id says whose its rows are, and a suite protects single rows"):
+        registry.create_workload("table", data="patients").check()
+    # A split that is there already is held to the same.
+    rows = datasets.Dataset.from_pandas(pd.read_csv("patients.csv"))
+    datasets.DatasetDict({"train": rows.select(range(300)), "test": rows.select(range(300, 400))}).save_to_disk("split")
+    assert dpopt_("fit", "from=split", *PUBLIC, *QUICK, "to=other") == 2
+    assert "they have rows in more than one split" in " ".join(capsys.readouterr().err.split())
 
 
 def owners(split):
     return pd.read_parquet(f"data/patients/{split}-00000-of-00001.parquet")["patient_id"]
 
 
-def test_an_entry_that_somebody_changed_is_not_written_again(here, capsys):
+def test_two_models_of_one_name_keep_their_classes(here):
+    """Both are of `photos`, with equal numbers and shapes of images, and other folders for the classes."""
+    names = []
+    for number, classes in enumerate([("normal", "lesion"), ("left", "right")]):
+        for old, new in zip(("normal", "lesion"), classes, strict=True):
+            (here / "photos" / old).rename(here / "photos" / new) if number else None
+        assert dpopt_("fit", "from=photos", *QUICK, "batch_size=20", f"to=model{number}") == 0
+        names.append(sorted(classes))
+    results = [dpopt.load(f"model{number}") for number in range(2)]
+    for result, expected in zip(results, names, strict=True):
+        assert result.record["classes"] == expected
+        assert set(result.predict("photos")) <= set(expected)
+
+
+def test_cells_of_predictions_are_no_formulas(here):
+    frame = pd.read_csv("patients.csv")
+    frame["readmitted"] = np.where(frame["readmitted"] == "yes", "=1+1", "-1")
+    frame.to_csv("patients.csv", index=False)
     assert dpopt_("fit", "from=patients.csv", *PUBLIC, *QUICK, "to=model") == 0
-    file = here / "data" / "patients.yaml"
-    file.write_text(file.read_text().replace("none stated", "mine"))
-    words = [word.replace("[0,100]", "[18,100]") for word in PUBLIC]
-    assert dpopt_("fit", "from=patients.csv", *words, *QUICK, "keep=false", "to=again") == 2
-    assert "move data/patients.yaml and data/patients/ away" in " ".join(capsys.readouterr().err.split())
-    assert "mine" in file.read_text()
-    assert (here / "data" / "patients").exists()
+    assert dpopt_("predict", "model=model", "from=patients.csv", "to=predictions.csv") == 0
+    predictions = pd.read_csv("predictions.csv", dtype=str)
+    assert list(predictions) == ["record", "prediction", "p_-1", "p_'=1+1"]
+    assert set(predictions["prediction"]) <= {"-1", "'=1+1"}
 
 
 def test_photos(here, capsys):
@@ -188,7 +207,6 @@ def test_photos(here, capsys):
     Image.new("RGB", (40, 24)).save("wide.png")
     assert result.predict_proba(["wide.png", "photos/lesion/0.png"]).shape == (2, 2)
     assert dpopt_("fit", *words, "size=8", "to=small") == 0
-    assert "(size, splits): it is made again" in capsys.readouterr().out.replace("splits, size", "size, splits")
     assert dpopt_("predict", "model=small", "from=photos/normal", "to=small.csv") == 0
     assert len(pd.read_csv("small.csv")) == 30
 
@@ -196,7 +214,7 @@ def test_photos(here, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["from=patients.csv", "to=predictions.csv"], "expected the columns bmi too"),
+        (["from=patients.csv", "to=predictions.csv"], "there is no column bmi"),
         (["from=nowhere.csv", "to=predictions.csv"], "expected a data frame or a CSV file"),
         (["from=patients.csv", "to=patients.csv"], "to: 'patients.csv' cannot be used; it exists"),
     ],

@@ -91,8 +91,20 @@ def test_csv(text):
     header, first, _ = csv.reader(io.StringIO(Table(pd.DataFrame({"label": [text, "x"], text: [1.5, -2.0]})).csv))
     for cell in (header[1], first[0]):
         assert cell in (text, f"'{text}")
-        assert not re.match(r"\s*[=+\-@＝]", cell)
+        is_number = re.fullmatch(r"[+-]?[0-9.]+", cell)
+        assert is_number or not re.match(r"\s*[=+\-@＝]", cell)
     assert first[1] == "1.5", "numbers stay numbers"
+
+
+def test_a_number_is_no_formula_and_what_begins_as_one_may_be():
+    cells = {
+        "-1": "-1",
+        "+2.5e-3": "+2.5e-3",
+        "-1+cmd|' /C calc'!A0": "'-1+cmd|' /C calc'!A0",
+        "-1\n": "'-1␊",
+        "-": "'-",
+    }
+    assert {text: markup.csv(text) for text in cells} == cells
 
 
 def test_a_table_on_the_terminal(capsys):

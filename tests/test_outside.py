@@ -230,7 +230,13 @@ def outside(tmp_path):
 def test_everything_that_can_be_added_is(outside):
     """One process runs all commands, as its start takes longer than they do."""
     suite = "suite=outer_suite"
-    commands = ["list what=data", f"run {suite}", f"table {suite} scores=[zeros,outer_margin]", f"plot {suite}", "verify"]
+    commands = [
+        "list what=data",
+        f"run {suite}",
+        f"table {suite} scores=[zeros,outer_margin]",
+        f"plot {suite}",
+        "verify",
+    ]
     path = os.pathsep.join(map(str, [outside / "site", *filter(None, sys.path)]))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *commands],

@@ -150,13 +150,13 @@ def _suite(name: str) -> _Files:
     return {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
 
 
-def add_data(name: str, keys: DataKeys, *, is_for_fit: bool = False) -> _Files:
+def add_data(name: str, keys: DataKeys) -> _Files:
     """Write a data set of one's own; the files of its records are too large to be returned as texts."""
     from dpopt.files import check_writable
     from dpopt.workloads.data.own import HOW_TO_STATE, add
 
     check_writable(Path(), "new")
-    entry = add(name, keys, is_for_fit=is_for_fit)
+    entry = add(name, keys)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]

@@ -6,8 +6,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,19 +51,23 @@ _Stepper = Annotated[
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
-_GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
-"""The guarantee that epsilon and delta are of, in words of the record."""
-_OF_PERSONS = {"adjacency": "add or remove all records of one person", "unit": "person", "sampling": "Poisson"}
-"""The same where all rows of a person are one record."""
-AVERAGE, EPOCHS, BATCH_SIZE = 0.95, 10, 256
-"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the largest B."""
+AVERAGE, EPOCHS, BATCH_SIZE, UNIT_ROWS = 0.95, 10, 256, 4
+"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the largest B; rows of
+a person that count at most."""
+_FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+_ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
+    "steps": "say `epochs`: N / B steps are one",
+    "log": "say `callback`, which is called with each entry of the curve",
+}
+"""Arguments of other libraries -> what there is in their place."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
 _COMPARED = 64
 """Records whose views and losses tell two runs of one seed apart."""
 
 
-@fields.checked
+@partial(fields.checked, elsewhere=_ELSEWHERE)
 def fit(
     model: nn.Module,
     loss: Loss,
@@ -79,7 +85,7 @@ def fit(
     seed: Seed | None = None,
     target: str | None = None,
     unit: Any = None,
-    unit_rows: Multiplicity = 4,
+    unit_rows: Multiplicity | None = None,
     test: Any = None,
     transform: Transform | None = None,
     augment: Transform | None = None,
@@ -99,7 +105,7 @@ def fit(
         model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix examples.
         loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]; outputs with `logits` come as these.
         train: records of one shape: a pair (inputs, targets), columns by name, a data set, or a `DataLoader` of one.
-        optimizer: a registered name or an optimizer; by default `default_optimizer`, with its average.
+        optimizer: a registered name or an optimizer; by default `default_optimizer`, with an average.
         epsilon, delta: target, delta usually below 1/N and by default N^-1.1; an epsilon of infinity has no noise.
         epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N. By
             default `EPOCHS` and the smaller of `BATCH_SIZE` and N. The record names the defaults that were taken.
@@ -109,7 +115,8 @@ def fit(
         target: name of the target among columns; by default label, labels, target or y.
         unit: the column that says whose row it is, or the owner of each row: the guarantee is then for all rows of a
             person, which are drawn together and clipped as one record; N is the number of persons.
-        unit_rows: rows of a person that count at most, the first ones; it is public, and memory grows with it.
+        unit_rows: rows of a person that count at most, the first ones, by default `UNIT_ROWS`; it is public, and
+            memory grows with it.
         test: data to evaluate on, as `train`; accuracy is added where outputs are a score for each class.
         transform: a batch of stored inputs [n, ...] on the device -> the model's inputs; nothing random.
         augment: random changes to a batch of training inputs after `transform`, to each record on its own.
@@ -128,8 +135,9 @@ def fit(
 
     Returns:
         The model, the record, the ledger and the curve. The record's status is "done", "stopped" (by `callback`),
-        "diverged" (parameters, or outputs for `test_unscored` test records, are not finite) or "no_signal" (there was
-        nothing to learn, or no parameter moved); the budget is spent in each case.
+        "diverged" (parameters are not finite) or "no_signal" (there was nothing to learn, or no parameter moved); the
+        budget is spent in each case. `test_unscored` counts the test records for which outputs are not finite, where
+        there are any.
 
     Raises:
         ConfigError: before training: an argument cannot be used; later: the checkpoint cannot be written.
@@ -147,22 +155,15 @@ def fit(
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
     if unit is not None and augment is not None:
         raise ConfigError("unit", unit, "expected it without `augment`: rows and views would be one axis")
-    if is_default := optimizer is None:
-        average = AVERAGE if average is None else average
-    average = average or 0.0
-    name_or_object = default_optimizer() if optimizer is None else optimizer
-    if isolate:
-        chosen: Any = Isolated(name_or_object)
-    else:
-        chosen = registry.create(name_or_object) if isinstance(name_or_object, str) else name_or_object
-    # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
-    try:
-        hash(chosen)
-    except TypeError as error:
-        raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
+    if unit is None and unit_rows is not None:
+        raise ConfigError("unit_rows", unit_rows, "expected it with `unit`, which says whose row each is")
     # The number of records, which is public, decides some defaults.
-    left = {"epochs": epochs, "batch_size": batch_size, "delta": delta, "optimizer": None if is_default else chosen}
-    defaults = sorted(name for name, value in left.items() if value is None)
+    chosen_by_hand = {"epochs": epochs, "batch_size": batch_size, "delta": delta, "optimizer": optimizer}
+    chosen_by_hand |= {"average": average} if optimizer is None else {}
+    defaults = sorted(name for name, value in chosen_by_hand.items() if value is None)
+    if average is None:
+        average = AVERAGE if optimizer is None else 0.0
+    chosen = None if optimizer is None else _stepper(optimizer, isolate)
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.
     with (
@@ -174,32 +175,38 @@ def fit(
     ):
         show("reading the data")
         if isinstance(unit, str):
-            (train, owners), column = persons.separated(train, unit), unit
-            test, unit = test if test is None else persons.separated(test, column)[0], owners
+            with suppress(ConfigError):  # test records may have no owners
+                test = persons.split_owners(test, unit)[0]
+            train, unit = persons.split_owners(train, unit)
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         of_person = [] if unit is None else persons.rows_of(unit)
         examples = len(of_person or subject.train.x)
+        if optimizer is None:
+            optimizer = default_optimizer(is_regression=subject.train.y.is_floating_point())
+            chosen = _stepper(optimizer, isolate)
         epochs, batch_size = epochs or EPOCHS, batch_size or min(BATCH_SIZE, examples)
         delta = delta or default_delta(examples)
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
         stated += [spent.to_json()] if spent else []
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
-        if (most := max(map(len, of_person), default=0)) > unit_rows:
-            warnings.warn(f"unit: someone has {most} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
-        for doubt in _doubts(examples, train, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
+        unit_rows = unit_rows or UNIT_ROWS
+        if (rows := max(map(len, of_person), default=0)) > unit_rows:
+            warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
+        # Of persons' rows, those that are there twice are no persons of their own.
+        for doubt in _doubts(examples, train, unit, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 
         # Looks at a few records without noise, which no epsilon covers: it ends in an error, a warning or "no_signal".
         show("trying the model")
-        subject = trial.tried(subject)
+        subject = trial.try_model(subject)
         if transform:
             some = send(subject.train.x[:8], place)
             refuse_mixing(transform, some, "transform")
             refuse_sharing(transform, some, "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
-        if unit is not None:
-            seen = persons.grouped(subject, unit, unit_rows)
+        if of_person:
+            seen = persons.by_person(subject, of_person, unit_rows)
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
         with trial.refused("model", seen.name, "making its clipping engine"):
@@ -234,7 +241,7 @@ def fit(
             run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
             run |= code
             run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
-            run |= {} if unit is None else {"unit": digest(*seen.train)}
+            run |= {"unit": digest(*seen.train)} if of_person else {}
         file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
         if file.start not in (None, digest(start)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
@@ -300,18 +307,16 @@ def fit(
         charged = _charged(plan, oracle, end.state, epsilon, examples, spent or Ledger())
         if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
             charged["status"] = "no_signal"
-        if end.curve[-1].get("test_unscored"):
-            charged["status"] = "diverged"
         rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
-        lowest = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
-        if lowest:
-            warnings.warn(f"optimizer: {lowest}", stacklevel=3)
+        doubt = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
+        if doubt:
+            warnings.warn(f"optimizer: {doubt}", stacklevel=3)
         # The seeds leave the file first: where that fails, the model is as it was and the run can go on.
         file.save(end, has_ended=True)
         clipper.load(end.state.theta)
     # The model is loaded; what follows is said of it, and costs nothing.
     record = {
-        "optimizer": name_or_object if isinstance(name_or_object, str) else repr(name_or_object),
+        "optimizer": optimizer if isinstance(optimizer, str) else repr(optimizer),
         "seed": seed,
         "seed_is_secret": seed is None,
         "batch_size": batch_size,
@@ -319,11 +324,14 @@ def fit(
         "average": average,
         "multiplicity": multiplicity,
         "defaults": defaults,
-        **(_GUARANTEE if unit is None else _OF_PERSONS | {"unit_rows": unit_rows}),
+        "adjacency": f"add or remove {'all records of one person' if of_person else 'one record'}",
+        "unit": "person" if of_person else "record",
+        "sampling": "Poisson",
+        **({"unit_rows": unit_rows} if of_person else {}),
         **charged,
-        **({"doubt": lowest} if lowest else {}),
+        **({"doubt": doubt} if doubt else {}),
         **without.record,
-        **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
+        "tested": bool(subject.held_out),
         **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", *ADAPTED)},
         "train_seconds": end.elapsed.wall,
         "resumed_at": len(begin.ledger),
@@ -334,14 +342,30 @@ def fit(
         **({"clip": float(bound)} if (bound := getattr(getattr(chosen, "clip", None), "sensitivity", None)) else {}),
         "inputs": list(subject.layout.names),
         "transform": named(transform) if transform else None,
-        "classes": subject.classes,
+        "classes": list(range(subject.classes)),
     }
     return FitResult(model, record, spent + end.ledger if spent else end.ledger, end.curve, transform)
 
 
-def default_optimizer() -> Any:
-    """The best constant of the suite `leaderboard` that needs no search: `adadp_equilibrium`, clipped automatically."""
-    return registry.create("adadp_equilibrium", clip="automatic")
+def default_optimizer(is_regression: bool = False) -> Any:
+    """The best constant of the suite `leaderboard` that needs no search: `adadp_equilibrium`, clipped automatically.
+
+    Its learning rate follows from the noise alone, and is too large for the curvature of a squared error: where targets
+    are real numbers, the default is `dp_adam`.
+    """
+    return registry.create("dp_adam") if is_regression else registry.create("adadp_equilibrium", clip="automatic")
+
+
+def _stepper(name_or_object: Any, isolate: bool) -> Any:
+    if isolate:
+        return Isolated(name_or_object)
+    stepper = registry.create(name_or_object) if isinstance(name_or_object, str) else name_or_object
+    # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
+    try:
+        hash(stepper)
+    except TypeError as error:
+        raise ConfigError("optimizer", type(stepper).__name__, f"expected a frozen dataclass ({error})") from error
+    return stepper
 
 
 def _charged(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, spent: Ledger) -> dict[str, Any]:
@@ -392,18 +416,17 @@ def _subject(
 
 
 def _doubts(
-    examples: int, train: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
+    examples: int, train: Any, unit: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
 ) -> Iterator[str]:
     size = train.batch_size if isinstance(train, DataLoader) else None
     if size not in (None, batch_size):
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
     if epsilon == math.inf:
         return
-    again, times = repeats(train)
-    if again:
+    if unit is None and (again := repeats(train)):
         yield (
-            f"train: {again} of its {examples} records are others again, one of them {times} times in all: each is"
-            " counted as one person's, and someone who is there k times is hidden k times less"
+            f"train: {again} of its {examples} records repeat another one, and someone who is there k times is hidden k"
+            " times less; `unit` says whose each is"
         )
     if seed is not None:
         yield (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -88,45 +85,27 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
 
 
 def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
-    """Inputs alone, read as by `read`; of columns those called `names` where these are given, in their order."""
+    """Inputs alone, read as by `read`; a list holds rows. Of columns those called `names`, if any, in their order."""
     if _is_frame(data) or isinstance(data, Mapping):
-        if absent := [name for name in names if name not in data]:
-            raise ConfigError(where, [str(name) for name in data], f"expected the columns {', '.join(absent)} too")
-        data = {str(name): data[name] for name in names or data}
+        columns = {str(name): data[name] for name in data}
+        if absent := [name for name in names if name not in columns]:
+            raise ConfigError(where, list(columns), f"there is no column {', '.join(absent)}")
+        data = {name: columns[name] for name in names or columns}
         count = len(next(iter(data.values()), ()))
-    elif isinstance(data, list) or not is_array(data):
+    elif not isinstance(data, list) and not is_array(data):
         return read(data, where)[0]  # a data set, with targets that do not count
     else:
-        count = len(data) if data.ndim else 0
+        count = len(data) if getattr(data, "ndim", 1) else 0
     return read((data, torch.zeros(count)), where)[0]
 
 
-def repeats(data: Any) -> tuple[int, int]:
-    """The number of records that are one of those before again, and how often the most frequent one is there."""
+def repeats(data: Any) -> int:
+    """The number of rows that a `Subset`, or a Hugging Face data set after `select`, holds again."""
     # By place and not by value: two people may have the same values.
     data = data.dataset if isinstance(data, DataLoader) else data
-    if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
-        return 0, 1
-    counts = Counter(_origin(data, row) for row in range(len(data)))
-    return len(data) - len(counts), max(counts.values(), default=1)
-
-
-def _origin(data: Any, row: int) -> tuple[int, int]:
-    """The data set, and the place in it, that row `row` of `data` comes from."""
-    while isinstance(data, Subset | ConcatDataset):
-        if isinstance(data, Subset):
-            data, row = data.dataset, int(data.indices[row])
-        else:
-            part = bisect_right(data.cumulative_sizes, row % len(data))
-            before = data.cumulative_sizes[part - 1] if part else 0
-            data, row = data.datasets[part], row % len(data) - before
-    row %= len(cast(Sized, data))
-    if isinstance(data, list | tuple):
-        return id(data[row]), 0
-    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
-        return id(data.tensors[0]), row
-    chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
-    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
+    chosen = getattr(data, "_indices", None)
+    places = data.indices if isinstance(data, Subset) else () if chosen is None else chosen.column(0).to_pylist()
+    return len(places) - len(set(map(int, places)))
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:

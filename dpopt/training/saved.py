@@ -35,9 +35,10 @@ _WEIGHTS, _MODEL, _RECORD, _LEDGER = "model.safetensors", "model.json", "record.
 _STATEMENT, _STATEMENT_DATA, _CARD, _SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
 _CHECKED = (_WEIGHTS, _MODEL, _RECORD, _LEDGER, _STATEMENT, _STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
-_PRIVATE, _CURVE, _SCORES, _WARNING = "private", "curve.jsonl", "scores.json", "README.txt"
+_PRIVATE = "private.json"
+"""Scores, times and curve, under a seal of their own: a score is one of few numbers, which a checksum would tell."""
 _NOT_COVERED = ("test_", "train_seconds")
-"""Beginnings of the keys of a record whose values no epsilon covers: they are for the folder `private`."""
+"""Beginnings of the keys of a record whose values no epsilon covers: they are for `_PRIVATE`."""
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
 _SAME = 0.01
@@ -95,21 +96,17 @@ class FitResult:
         Raises:
             ConfigError: the records cannot be read, are not like the training records, or have no finite outputs.
         """
-        outputs, names = self._outputs(x), self.class_names
-        numbers = (outputs.argmax(dim=1) if self.record["classes"] else outputs).numpy()
-        return np.array(names)[numbers] if names else numbers
+        outputs, classes = self._outputs(x).numpy(), self.record["classes"]
+        return np.array(classes)[outputs.argmax(1)] if classes else outputs
 
     def predict_proba(self, x: Any) -> Any:
-        """The probability of each class, float64 [n, classes]; `x` and errors as of `predict`."""
+        """The softmax of the outputs, float64 [n, classes], which is a probability where the loss is cross-entropy.
+
+        The columns are in the order of `record["classes"]`; `x` and errors as of `predict`.
+        """
         if not self.record["classes"]:
             raise ConfigError("predict_proba", 0, "there are no classes: use predict")
         return self._outputs(x).double().softmax(dim=1).numpy()
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes in the order of the outputs; empty where they have none."""
-        name = getattr(self.workload, "data", "")
-        return catalogue.entry(name).class_names if name else ()
 
     def _outputs(self, x: Any) -> Tensor:
         """The outputs [n, ...], in evaluation mode, for records that are prepared as the training records were."""
@@ -120,17 +117,14 @@ class FitResult:
         if self.record["transform"] and not change:
             raise ConfigError("transform", None, f"give `dpopt.load` the {self.record['transform']} of the training")
         inputs = read_inputs(workload.read(x) if workload and not is_array(x) else x, "x", self.record["inputs"])
-        layout, first = (
-            Layout.of(inputs, model, "x"),
-            next(iter(inputs.values())) if isinstance(inputs, dict) else inputs,
-        )
-        rows = layout.split(inputs, torch.zeros(len(first)), "x").x
-        taken, device = Adapter(model, layout), next((p.device for p in model.parameters()), rows.device)
+        layout = Layout.of(inputs, model, "x")
+        count = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
+        rows = layout.split(inputs, torch.zeros(count), "x").x
+        adapter, device = Adapter(model, layout), next((p.device for p in model.parameters()), rows.device)
+        batches = rows.split(workload.evaluation_batch if workload else EVALUATION_BATCH)
         with unchanged(model, is_training=False), torch.no_grad(), refused("x", type(x).__name__, "predicting"):
-            batches = (
-                part.to(device) for part in rows.split(workload.evaluation_batch if workload else EVALUATION_BATCH)
-            )
-            parts = [taken(layout.converted(change(part.clone()) if change else part)).cpu() for part in batches]
+            on_device = (part.to(device) for part in batches)
+            parts = [adapter(layout.converted(change(part.clone()) if change else part)).cpu() for part in on_device]
         if not (outputs := torch.cat(parts)).isfinite().all():
             raise ConfigError("x", type(x).__name__, "the model's outputs for some of these records are not finite")
         return outputs
@@ -139,7 +133,7 @@ class FitResult:
         """Write weights, record, ledger, privacy statement and a model card to a new folder, for `dpopt.load`.
 
         The folder is there as a whole or not at all. A seed that was given is left out: whoever has it can take the
-        noise away. What no epsilon covers, curve, scores and times, is in the folder `private` there, to be kept back.
+        noise away. What no epsilon covers, curve, scores and times, is in `private.json`, to be kept back.
 
         Args:
             folder: where to; it must not exist.
@@ -181,11 +175,11 @@ def load(
     Args:
         folder: the folder.
         model: of the same architecture; it is filled in place, on its device, its mode stays. Without one, a model of
-            `dpopt fit` is made again; else the result's `model` is None, and all else is there.
+            `dpopt fit` is built as it was; else the result's `model` is None, and all else is there.
         transform: that `fit` was given; needed for predictions alone.
 
     Returns:
-        The result; without the folder `private` its curve is empty, and its record has no scores.
+        The result; without `private.json` its curve is empty, and its record has no scores.
 
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
@@ -194,12 +188,11 @@ def load(
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = fields.path(folder, "folder")
-    _check(folder, _CHECKED)
+    _check(folder)
     record, curve = _decoded(files.read(folder / _RECORD)), []
-    if (folder / _PRIVATE).exists():
-        _check(folder / _PRIVATE, (_CURVE, _SCORES))
-        record |= _decoded(files.read(folder / _PRIVATE / _SCORES))
-        curve = [_decoded(json.loads(line)) for line in (folder / _PRIVATE / _CURVE).read_text().splitlines()]
+    if (place := folder / _PRIVATE).exists():
+        private = _decoded(files.unsealed(files.content(place, math.inf), place))
+        record, curve = record | private["scores"], private["curve"]
     ledger = Ledger.from_json((folder / _LEDGER).read_text())
     # The record could state less than its ledger spends; the ledger is believed.
     spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
@@ -209,11 +202,11 @@ def load(
     content, workload = files.read(folder / _MODEL), None
     if spec := content["workload"]:
         if data := content["data"]:
-            spec |= {"data": catalogue.remember(spec["data"], data)}
+            spec |= {"data": catalogue.remember(catalogue.of_content(spec["data"], data))}
         workload = registry.from_spec("workload", spec)
         if model is None:
             with torch.random.fork_rng(devices=[]):  # weights that are made only to be overwritten
-                model = workload.unfilled()
+                model = workload.model()
     if model is not None:
         _fill(model, folder / _WEIGHTS)
     return FitResult(cast(nn.Module, model), record, ledger, curve, transform, workload)
@@ -251,65 +244,61 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
     files.write(folder / _RECORD, _encoded({k: v for k, v in result.record.items() if k not in private}))
     # As a text, since a mapping is written in the order of its keys, and that of columns decides their places.
-    files.write(folder / _MODEL, json.dumps(_described(result.workload), indent=1) + "\n")
+    files.write(folder / _MODEL, json.dumps(_of_workload(result.workload), indent=1) + "\n")
     files.write(folder / _LEDGER, result.ledger.to_json())
     files.write(folder / _STATEMENT, f"{statement}\n")
     files.write(folder / _STATEMENT_DATA, _encoded(statement.to_dict()))
     files.write(folder / _CARD, _card(result, statement, name))
-    _seal(folder, _CHECKED)
-    (folder / _PRIVATE).mkdir(mode=0o700)
-    files.write(folder / _PRIVATE / _WARNING, "No epsilon covers these scores and times. Do not hand them on.\n")
-    files.write(folder / _PRIVATE / _SCORES, _encoded(private))
-    files.write(folder / _PRIVATE / _CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
-    # Sums of their own: a score is one of few numbers, which a checksum would tell.
-    _seal(folder / _PRIVATE, (_CURVE, _SCORES))
+    _seal(folder)
+    warning = "No epsilon covers these scores and times. Do not hand them on."
+    content = _encoded({"_": warning, "scores": private, "curve": result.curve})
+    files.write(folder / _PRIVATE, files.sealed(content), mode=0o600)
 
 
-def _described(workload: Workload | None) -> dict[str, Any]:
-    """All that makes the workload again elsewhere; of its data what is public."""
+def _of_workload(workload: Workload | None) -> dict[str, Any]:
+    """All that a model elsewhere is built from; of the data what is public."""
     content: dict[str, Any] = {"schema": 1, "workload": None, "data": None}
     if workload:
         target = f"{type(workload).__module__}:{type(workload).__qualname__}"
         kind = next(name for name, each in registry.entries("workload").items() if each.target == target)
         content["workload"] = registry.spec("workload", kind, workload)
     if name := getattr(workload, "data", ""):
-        content["data"] = catalogue.entry(name).content(is_public=True)
+        content["data"] = catalogue.entry(name).content()
+        del content["data"]["splits"]  # numbers and checksums of rows
         content["workload"]["data"] = name.partition("@")[0]
     return content
 
 
-def _seal(folder: Path, names: Sequence[str]) -> None:
-    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in names}
+def _seal(folder: Path) -> None:
+    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in _CHECKED}
     files.write(folder / _SUMS, {"schema": 1, "files": sums})
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
-    from huggingface_hub import ModelCardData
-
-    header = ModelCardData(library_name="dpopt", tags=["differential-privacy"] if statement.private else [])
+    tags = "\ntags:\n- differential-privacy" if statement.private else ""
     kind = type(result.model)
     load = f'result = dpopt.load("{name}")\nprint(result.predict("new_records"))'
     if result.workload is None:
         load = f'model = ...  # of the same architecture\nresult = dpopt.load("{name}", model)'
     return "\n".join(
         [
-            f"---\n{header.to_yaml()}\n---\n\n# {name}\n",
+            f"---\nlibrary_name: dpopt{tags}\n---\n\n# {name}\n",
             f"A `{kind.__module__}.{kind.__qualname__}` that was trained with `dpopt.fit`.\n",
             f"## Privacy\n\n```text\n{statement}\n```\n",
-            "Before the folder is handed on, take away `private`: scores and times there are without noise.\n",
+            "Before the folder is handed on, take away `private.json`: scores and times there are without noise.\n",
             f"## Use\n\n```python\nimport dpopt\n\n{load}\nprint(result.statement())\n```\n",
         ]
     )
 
 
-def _check(folder: Path, names: Sequence[str]) -> None:
+def _check(folder: Path) -> None:
     try:
         noted = files.read(folder / _SUMS).get("files", {})
     except FileNotFoundError:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}") from None
-    if absent := [name for name in names if not isinstance(noted, dict) or name not in noted]:
+    if absent := [name for name in _CHECKED if not isinstance(noted, dict) or name not in noted]:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
-    for name in names:
+    for name in _CHECKED:
         try:
             if hashlib.sha256(files.content(folder / name, math.inf)).hexdigest() != noted[name]["sha256"]:
                 raise Damaged(f"{folder / name}: changed since it was saved")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from decimal import MAX_EMAX, ROUND_CEILING, Context, Decimal
 from html import escape
 from typing import Any
@@ -31,24 +31,10 @@ _UNKNOWN = (
 _NONE = (
     "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
 )
-_COPIED = (
-    *("unit", "adjacency", "sampling", "delta", "epsilon_target", "accountant"),
-    *("rate", "examples", "batch_size", "epochs", "optimizer"),
-)
-"""Keys of a record that a statement takes as they are."""
-_ADDED = (
-    *("unused_are_held", "unit_rows", "clip", "seed_is_secret", "data", "date", "weights_sha256"),
-    *("draws_planned", "draws_before"),
-)
-"""The same, where the record has them."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 _EXACT = Context(prec=20, Emax=MAX_EMAX)
 """For e to the power of epsilon, which no float holds."""
-_WHO = {"record": "any one record was", "person": "all records of any one person were"}
-"""Unit of privacy -> its part of the first sentence."""
-_SEVERAL = {"record": "records at once, such as all those of one person", "person": "persons at once, such as a family"}
-"""Unit of privacy -> several of it."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +113,17 @@ class Statement:
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
         if "draws_planned" in record:
             epsilon = max(epsilon, record["epsilon"])
-        unscored = record.get("test_unscored")
-        scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
-        return cls(
-            private=math.isfinite(epsilon),
-            epsilon=epsilon,
-            draws=record["draws"],
-            noise=dict(record["noise"]),
-            status=", ".join(filter(None, [record["status"], record.get("doubt")])) + scored,
-            tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
-            not_covered=tuple(_not_covered(record)),
-            versions=dict(record["versions"]),
-            unused=tuple(record.get("unused", ())),
-            defaults=tuple(record.get("defaults", ())),
-            **{name: record[name] for name in _ADDED if name in record},
-            **{name: record[name] for name in _COPIED},
-        )
+        of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        of_run: dict[str, Any] = {
+            "private": math.isfinite(epsilon),
+            "epsilon": epsilon,
+            "status": ", ".join(filter(None, [record["status"], record.get("doubt")])),
+            "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
+            "not_covered": tuple(_not_covered(record)),
+            "unused": tuple(record.get("unused", ())),
+            "defaults": tuple(record.get("defaults", ())),
+        }
+        return cls(**of_record | of_run)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -159,15 +140,23 @@ class Statement:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def _guarantee(self) -> Iterator[str]:
-        factor = _up(Decimal(self.epsilon).exp(_EXACT), 3)
+        # As it was written: the float 1e-5 is a little more, and would be rounded up.
+        factor, delta = _up(Decimal(self.epsilon).exp(_EXACT), 3), Decimal(repr(self.delta))
+        who = "any one record was" if self.unit == "record" else "all records of any one person were"
+        conditions = [] if self.seed_is_secret else ["towards everyone who does not know the seed"]
+        if self.tuned != _NONE:
+            # To be quoted alone, the sentence holds all that it depends on.
+            chosen = "nothing is known of them" if self.tuned == _UNKNOWN else "see below"
+            conditions.append(f"apart from the cost of choices that looked at these data ({chosen})")
         yield (
-            f"In words: whether {_WHO[self.unit]} among the training data changes the probability of anything that "
-            f"the model may show by a factor of at most {factor} (e to the power of epsilon), apart from a probability "
-            f"of at most {_up(self.delta, 3)} (delta, {_up(self.delta * self.examples, 3)} / {self.examples})."
+            f"In words: {''.join(f'{each}, ' for each in conditions)}whether {who} among the training data changes the "
+            f"probability of anything that the model may show by a factor of at most {factor} (e to the power of "
+            f"epsilon), apart from a probability of at most {_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} / "
+            f"{self.examples})."
         )
         yield (
             f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
-            f"delta = {_up(self.delta, 3)}. Training was to spend at most epsilon = {self.epsilon_target:g}."
+            f"delta = {_up(delta, 3)}. Training was to spend at most epsilon = {self.epsilon_target:g}."
         )
         yield f"Neighbouring data sets: {self.adjacency}."
         if self.unit_rows:
@@ -208,7 +197,7 @@ class Statement:
         if self.seed_is_secret:
             yield "Seed: a secret from the operating system, which was deleted when training ended."
         if self.weights_sha256:
-            yield f"This is about the weights with SHA-256 {self.weights_sha256} (model.safetensors)."
+            yield f"The statement holds for the weights with SHA-256 {self.weights_sha256} (model.safetensors)."
         if self.unused:
             moved = "are as they were before training" if self.unused_are_held else "may hold noise alone"
             yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
@@ -222,17 +211,18 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    several = _SEVERAL[record["unit"]]
-    yield f"Several {several}: only the presence of a single {record['unit']} is hidden as stated."
-    yield f"The number of {record['unit']}s: it is taken as public."
+    unit = record["unit"]
+    several = "such as all those of one person" if unit == "record" else "such as a family"
+    yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
+    yield f"The number of {unit}s: it is taken as public."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
         "the status no_signal."
     )
     # A test split is other people's data, whose scores are released without noise.
-    if "tested" in record or any(key.startswith("test_") for key in record):
-        yield "Scores on test data: they are computed without noise, and in the folder `private`, to be kept back."
+    if record.get("tested") or any(key.startswith("test_") for key in record):
+        yield "Scores on test data: they are computed without noise, and in `private.json`, to be kept back."
     if not record["isolated"]:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "

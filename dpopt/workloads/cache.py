@@ -57,11 +57,6 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
             return _mapped(folder)
 
 
-def holding(checksum: str) -> list[Path]:
-    """The folders of arrays that were made from records with this SHA-256; their owner alone may read them."""
-    return [file.parent for file in sorted(cache_root().glob("*/*/key.json")) if checksum in file.read_text()]
-
-
 def checksum(file: Path) -> str:
     """SHA-256 of a file; read once in each process, and again when the file has changed."""
     status = file.stat()

@@ -116,20 +116,19 @@ class TextClassification(Workload):
         read = self._features if self.subset == "head" else self.tokens
         return read("train"), read("test")
 
-    def read(self, given: Any) -> Tensor:
-        ids = torch.from_numpy(self._tokenised(data.incoming(self.data, given)))
+    def read(self, new: Any) -> Tensor:
+        ids = torch.from_numpy(self._tokenised(data.incoming(self.data, new)))
         if self.subset != "head":
             return ids
         return torch.from_numpy(features.computed(lambda: language.Trimmed(self.encoder_module()), ids))
 
     def model(self) -> nn.Module:
         if self.subset == "head":
-            return self.head(self._features("test").x.shape[1])
+            with torch.random.fork_rng(devices=[]):  # shapes may draw numbers, which are the head's
+                width = self.outline().record.x.shape[1]
+            return self.head(width)
         encoder = self.encoder_module()
         return models.trainable(nn.Sequential(encoder, self.head(encoder.width)), self.subset)
-
-    def unfilled(self) -> nn.Module:
-        return self.head(self.outline().record.x.shape[1]) if self.subset == "head" else self.model()
 
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""

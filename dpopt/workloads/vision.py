@@ -143,8 +143,8 @@ class ImageClassification(Workload):
             train = Split(*(part[torch.from_numpy(np.sort(rows))] for part in train))
         return train, test
 
-    def read(self, given: Any) -> Tensor:
-        pixels = data.incoming(self.data, given, data.entry(self.data).size or self.preparation.size)
+    def read(self, new: Any) -> Tensor:
+        pixels = data.incoming(self.data, new, data.entry(self.data).size or self.preparation.size)
         if not self.uses_features:
             return pixels
         return torch.from_numpy(features.computed(lambda: self._backbone(self._checkpoint()), pixels, self.preparation))
@@ -153,10 +153,7 @@ class ImageClassification(Workload):
         return x if self.uses_features else self.preparation(x)
 
     def model(self) -> nn.Module:
-        return self._head(self.load()[0].x.shape[1]) if self.uses_features else self._network(self._checkpoint())
-
-    def unfilled(self) -> nn.Module:
-        return self._head(self._width) if self.uses_features else self.model()
+        return self._head(self._width) if self.uses_features else self._network(self._checkpoint())
 
     @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:

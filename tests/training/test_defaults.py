@@ -27,14 +27,23 @@ def test_only_epsilon_has_no_default():
     x, y = short.records(300)
     result = dpopt.fit(nn.Linear(4, 2), short.loss, (x, y), epsilon=3, accountant="rdp", progress=False)
     record = result.record
-    assert record["defaults"] == ["batch_size", "delta", "epochs", "optimizer"]
+    assert record["defaults"] == ["average", "batch_size", "delta", "epochs", "optimizer"]
     assert (record["average"], record["epochs"], record["batch_size"]) == (0.95, 10, 256)
     assert record["delta"] == 300**-1.1
     assert record["optimizer"] == repr(expected)
-    assert "Defaults, which nobody chose for these data: batch_size, delta, epochs, optimizer." in str(
+    assert "Defaults, which nobody chose for these data: average, batch_size, delta, epochs, optimizer." in str(
         result.statement()
     )
     assert short.fit(optimizer="dp_sgd").record["average"] == 0, "an average belongs to the default optimizer alone"
+
+
+def test_real_targets_have_a_default_of_their_own():
+    """A squared error has a curvature that the leaderboard's constant does not know: at a rate of 10 it swings."""
+    x, _ = short.records(300)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    result = dpopt.fit(model, nn.MSELoss(reduction="none"), (x, x[:, 0]), epsilon=8, accountant="rdp", progress=False)
+    assert result.record["optimizer"] == repr(registry.create("dp_adam"))
+    assert result.record["average"] == 0.95
 
 
 def test_a_rule_whose_probes_see_noise_says_so():
@@ -73,6 +82,12 @@ def test_tables_count_the_seeds_whose_rate_fell():
 def test_messages_say_what_to_do(changes, message):
     with pytest.raises(ConfigError, match=message):
         short.fit(**changes)
+
+
+def test_what_to_say_in_place_of_an_argument_is_for_fit_alone():
+    with pytest.raises(ConfigError, match="privatize takes no such argument") as error:
+        dpopt.privatize(nn.Linear(4, 2), steps=3)
+    assert "epochs" not in str(error.value)
 
 
 def test_a_missing_argument_is_an_error_of_ours():

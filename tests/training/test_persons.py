@@ -1,13 +1,17 @@
 """All rows of a person are one record: their mean gradient is clipped once, whoever else is there."""
 
 import math
+import uuid
+import warnings
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import short
 import torch
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 from dpopt import clipping
 from dpopt.clipping import Abadi
@@ -31,7 +35,7 @@ def grouped(rows, owners=OWNERS):
     subject = Subject(
         network(), short.loss, Split(x[rows], y[rows]), {}, lambda x: x, Layout(torch.float32), torch.device("cpu")
     )
-    return persons.grouped(subject, [owners[row] for row in rows], MOST)
+    return persons.by_person(subject, persons.rows_of([owners[row] for row in rows]), MOST)
 
 
 def clipped(rows):
@@ -80,7 +84,7 @@ def test_fit_by_persons():
     assert record["delta"] == 30**-1.1
     assert record["adjacency"] == "add or remove all records of one person"
     text = str(result.statement())
-    assert text.startswith("In words: whether all records of any one person were among the training data")
+    assert "(nothing is known of them), whether all records of any one person were among the training data" in text
     assert "Of each person the first 3 rows count at most." in text
     assert "Several persons at once, such as a family" in text
     by_list = short.fit(
@@ -99,15 +103,60 @@ def test_fit_by_persons():
     ("changes", "message"),
     [
         ({"unit": list(range(59))}, "59 owners, 60 rows"),
-        ({"unit": [*map(float, range(59)), math.nan]}, "1 of 60 rows without an owner"),
+        ({"unit": [*map(float, range(59)), math.nan]}, "59 float, 1 missing or else"),
+        ({"unit": [*map(str, range(59)), None]}, "59 str, 1 missing or else"),
+        ({"unit": pd.Series([*range(59), pd.NA], dtype="Int64")}, "59 int, 1 missing or else"),
+        ({"unit": [1, "1"] * 30}, "30 int, 30 str"),
+        ({"unit": [True, 1] * 30}, "30 bool, 30 int"),
+        ({"unit": [object() for _ in range(60)]}, "60 missing or else"),
+        ({"unit": np.eye(60)}, "60 missing or else"),
+        ({"unit": 3, "batch_size": 1}, "1 owners, 60 rows"),
+        ({"unit": [2.0**53, 1.0] * 30}, "as floats below 2"),
         ({"unit": "who"}, "expected a column of a data frame"),
         ({"unit": list(range(60)), "augment": lambda x: x}, "expected it without `augment`"),
         ({"unit": list(range(60)), "unit_rows": 0}, "^unit_rows: 0"),
+        ({"unit_rows": 2}, "expected it with `unit`"),
     ],
 )
 def test_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         short.fit(**changes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        list,
+        np.array,
+        lambda ids: np.array(ids, object),
+        lambda ids: torch.tensor(ids, dtype=torch.float64),
+        lambda ids: [torch.tensor(each) for each in ids],
+        lambda ids: pd.Series(ids, dtype="Int64"),
+        lambda ids: pd.Series(map(str, ids), dtype="category"),
+        lambda ids: pd.to_datetime(pd.Series(ids), unit="s"),
+        lambda ids: [uuid.UUID(int=each) for each in ids],
+    ],
+)
+def test_owners_are_the_same_by_value_and_by_nothing_else(make):
+    """Numbers that agree in four digits, as a tensor shows them, are two persons; equal objects are one."""
+    ids = [100_000_001, 100_000_002, 100_000_001, 7, 100_000_002]
+    assert persons.rows_of(make(ids)) == [[0, 2], [1, 4], [3]]
+
+
+def test_a_column_of_hugging_face_and_a_test_split_without_owners():
+    x, y = short.records()
+    columns = {"x": x.numpy(), "label": y.numpy(), "who": [row // 3 for row in range(60)]}
+    train, test = datasets.Dataset.from_dict(columns), datasets.Dataset.from_dict(columns).remove_columns("who")
+    record = short.fit(train=train, unit="who", test=test, batch_size=5).record
+    assert (record["examples"], record["unit_rows"], record["tested"]) == (20, 4, True)
+
+
+def test_rows_of_a_person_that_repeat_are_no_persons_of_their_own():
+    data = Subset(TensorDataset(*short.records()), [*range(30)] * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="seed")
+        short.fit(train=data, unit=[*range(30)] * 2, batch_size=10)
 
 
 def test_whoever_has_too_many_rows_is_told():

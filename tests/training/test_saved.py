@@ -2,7 +2,7 @@ import hashlib
 import json
 import math
 import resource
-import shutil
+import stat
 from dataclasses import replace
 
 import numpy as np
@@ -80,32 +80,31 @@ def test_what_is_saved_is_loaded(changes, tmp_path):
     sums = {"weights_sha256": hashlib.sha256((tmp_path / "it" / "model.safetensors").read_bytes()).hexdigest()}
     assert loaded.record == {**result.record, **sums, "seed": None}
     assert loaded.ledger == result.ledger
-    assert repr(loaded.curve) == repr(result.curve)
+    assert [sorted(map(repr, entry.items())) for entry in loaded.curve] == [
+        sorted(map(repr, entry.items())) for entry in result.curve
+    ]
     assert str(loaded.statement()) == str(replace(result, record=result.record | sums).statement())
-    for name in ("record.json", "model.json", "ledger.json", "statement.json", "checksums.json"):
+    for name in ("record.json", "model.json", "ledger.json", "statement.json", "checksums.json", "private.json"):
         strict((tmp_path / "it" / name).read_text())
-    assert [strict(line)["draw"] for line in (tmp_path / "it" / "private" / "curve.jsonl").read_text().splitlines()]
 
 
 def test_a_folder_is_complete_without_the_seed_and_nothing_else_is_left(trained, folder):
-    names = {*saved._CHECKED, "README.md", "checksums.json", "private"}
+    names = {*saved._CHECKED, "README.md", "checksums.json", "private.json"}
     assert {path.name for path in folder.iterdir()} == names
     assert [path.name for path in folder.parent.iterdir()] == ["tied"]
     assert (folder / "statement.txt").read_text() == f"{dpopt.load(folder).statement()}\n"
     assert "Anyone who knows the seed" in (folder / "statement.txt").read_text()
     assert not [path for path in folder.rglob("*.*") if str(SEED).encode() in path.read_bytes()]
-    assert {path.name for path in (folder / "private").iterdir()} == {
-        *("README.txt", "checksums.json", "curve.jsonl", "scores.json")
-    }
+    assert stat.S_IMODE((folder / "private.json").stat().st_mode) == 0o600
 
 
 def test_scores_are_apart_and_without_them_there_is_all_else(trained, folder):
     score = f"{trained.record['test_accuracy']:.4g}"
     assert "test_accuracy" not in (folder / "record.json").read_text() + (folder / "README.md").read_text()
-    assert f'"test_accuracy": {trained.record["test_accuracy"]}' in (folder / "private" / "scores.json").read_text()
+    assert f'"test_accuracy":{trained.record["test_accuracy"]}' in (folder / "private.json").read_text()
     text = str(dpopt.load(folder).statement())
     assert f"test_accuracy = {score}" not in text
-    shutil.rmtree(folder / "private")
+    (folder / "private.json").unlink()
     loaded = dpopt.load(folder, Tied())
     assert loaded.curve == []
     assert str(loaded.statement()) == text
@@ -113,10 +112,22 @@ def test_scores_are_apart_and_without_them_there_is_all_else(trained, folder):
 
 
 def test_scores_that_were_changed_are_found(folder):
-    path = folder / "private" / "scores.json"
+    path = folder / "private.json"
     path.write_text(path.read_text().replace("0.", "1.", 1))
-    with pytest.raises(Damaged, match=r"scores\.json: changed"):
+    with pytest.raises(Damaged, match=r"private\.json: not as it was written"):
         dpopt.load(folder)
+
+
+def test_test_records_without_a_score_are_nowhere_but_in_the_private_file(tmp_path):
+    """What an output of a test record is, is computed without noise."""
+    result = fit()
+    result.record["test_unscored"] = 7
+    result.save(tmp_path / "it")
+    for path in (tmp_path / "it").iterdir():
+        if path.suffix in (".json", ".txt", ".md") and path.name != "private.json":
+            assert "unscored" not in path.read_text()
+            assert "without a finite score" not in path.read_text()
+    assert dpopt.load(tmp_path / "it").record["test_unscored"] == 7
 
 
 def test_predictions_are_the_models(trained, folder):
@@ -148,8 +159,32 @@ def test_predictions_take_columns_by_the_names_of_training_and_need_the_transfor
         loaded.predict(other)
     loaded = dpopt.load(tmp_path / "it", nn.Linear(4, 2), transform=lambda x: 2 * x)
     assert loaded.predict(other).tolist() == expected
-    with pytest.raises(ConfigError, match="expected the columns b too"):
+    with pytest.raises(ConfigError, match="there is no column b"):
         loaded.predict(frame.drop(columns="b"))
+
+
+def test_columns_with_numbers_as_names_predict():
+    x, y = short.records()
+    frame = pd.DataFrame(x.numpy()).assign(label=y.numpy())
+    result = fit(nn.Linear(4, 2), train=frame, test=None)
+    assert result.predict(frame).tolist() == result.predict(x).tolist()
+
+
+def test_a_list_holds_rows():
+    """Of two numbers too, which are no record (input, target)."""
+    x, y = short.records()
+    result = fit(nn.Linear(2, 2), train=(x[:, :2], y), test=None)
+    assert result.predict(x[:, :2].tolist()).tolist() == result.predict(x[:, :2]).tolist()
+
+
+def test_whole_targets_of_one_column_are_no_classes():
+    """A count has one output, and so has a logit: neither is a score for each class."""
+    x, _ = short.records()
+    model = nn.Linear(4, 1)
+    result = short.fit(model, (x, torch.arange(60) % 5), lambda output, y: (output[:, 0] - y) ** 2, test=None)
+    assert np.allclose(result.predict(x), model(x).detach())
+    with pytest.raises(ConfigError, match="there are no classes"):
+        result.predict_proba(x)
 
 
 def test_a_regression_predicts_numbers():
@@ -235,7 +270,7 @@ def test_a_ledger_that_spends_more_is_found_though_its_checksum_is_right(folder)
     path = folder / "ledger.json"
     ledger = Ledger.from_json(path.read_text())
     path.write_text((ledger + ledger).to_json())
-    saved._seal(folder, saved._CHECKED)
+    saved._seal(folder)
     with pytest.raises(Damaged, match="the record says"):
         dpopt.load(folder)
 

@@ -74,8 +74,8 @@ def test_the_text_in_full():
 EXPECTED = """\
 In words: whether any one record was among the training data changes the probability of anything that the \
 model may show by a factor of at most 3.02 (e to the power of epsilon), apart from a probability of at most \
-1.01e-5 (delta, 0.0501 / 5000).
-Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1.01e-5. Training \
+1e-5 (delta, 0.0500 / 5000).
+Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-5. Training \
 was to spend at most epsilon = 3.
 Neighbouring data sets: add or remove one record.
 Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is \
@@ -106,6 +106,28 @@ Data: not named, 5000 records. Trained: not dated.
 Seed: a secret from the operating system, which was deleted when training ended.
 Status: done.
 Versions: dpopt 0.1.0, torch 2.6.0."""
+
+
+def test_the_first_sentence_can_be_quoted_alone():
+    def first(tuned, **changes):
+        return str(Statement.of({**RECORD, **changes}, LEDGER, tuned)).splitlines()[0]
+
+    assert first([]).startswith("In words: whether any one record")
+    assert "towards everyone who does not know the seed, whether any" in first([], seed_is_secret=False)
+    assert "choices that looked at these data (nothing is known of them), whether any" in first(None)
+    assert "choices that looked at these data (see below), whether any" in first(["The rate was chosen."])
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 3e-7, 0.001])
+def test_a_delta_is_shown_as_it_was_written(delta):
+    text = str(Statement.of({**RECORD, "delta": delta}, LEDGER))
+    shown = re.search(r"at delta = (\S+)\. Training", text)[1]
+    assert Decimal(shown) == Decimal(repr(delta))
+
+
+def test_no_score_is_in_it():
+    text = str(Statement.of({**RECORD, "tested": True, "test_unscored": 17}, LEDGER))
+    assert "17" not in text
 
 
 def test_what_is_said_follows_the_run():
@@ -153,7 +175,7 @@ def test_what_a_record_adds():
     assert "what was bounded for each record (a gradient: by an L2 norm of C = 1), with Gaussian noise" in text
     assert "Defaults, which nobody chose for these data: delta, epochs." in text
     assert "Data: patients, 5000 records. Trained: 2026-01-02." in text
-    assert f"This is about the weights with SHA-256 {'ab' * 32} (model.safetensors)." in text
+    assert f"The statement holds for the weights with SHA-256 {'ab' * 32} (model.safetensors)." in text
     assert "Status: done, it fell." in text
 
 

@@ -29,8 +29,8 @@ UNSTATED = "???"
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
 _DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
 """Fields of an entry that decide the numbers that a model is given."""
-_REMEMBERED: dict[str, Entry] = {}
-"""NAME@VERSION -> entries that saved models brought along."""
+REMEMBERED: dict[str, Entry] = {}
+"""NAME@VERSION -> entries that are in no file: of saved models, and of records that are read for one command."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,12 @@ class Entry:
     @property
     def width(self) -> int:
         """Inputs of a model that a row of a table becomes; `ConfigError` where some range or values are not stated."""
-        if unstated := [name for name, column in self.columns.items() if not column.is_stated]:
-            allowed = f"state in {self.origin} what is known of each without looking at the records: {HOW_TO_STATE}"
-            raise ConfigError(f"{self.name}.columns", unstated, allowed)
+        if unstated := {name: column for name, column in self.columns.items() if not column.is_stated}:
+            keys = [f"ranges.{n}='[0,100]'" if each.range else f"values.{n}='[a,b]'" for n, each in unstated.items()]
+            others = "or leave columns out, drop='[NAME]', or say that what the file shows is public, public=true"
+            how = f"in {self.origin}, {HOW_TO_STATE}" if self.origin else f"{' '.join(keys)}, {others}"
+            allowed = f"say what is public of each, whatever the records are, {how}"
+            raise ConfigError(f"{self.name}.columns", list(unstated), allowed)
         return sum(len(column.values) + 1 if column.values else 2 for column in self.columns.values())
 
     @property
@@ -164,13 +167,9 @@ class Entry:
         decides = {key: value for key, value in asdict(self).items() if key in _DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
-    def content(self, is_public: bool = False) -> dict[str, Any]:
-        """The entry as its file holds it, as plain data; `is_public` leaves out what would tell of single records."""
-        content = {key: value for key, value in _plain(asdict(self)).items() if key not in ("name", "folder", "origin")}
-        for part in content["splits"].values() if is_public else ():
-            for checksum in ("inputs", "targets"):
-                part.pop(checksum, None)
-        return content
+    def content(self) -> dict[str, Any]:
+        """The entry as its file holds it, as plain data."""
+        return {key: value for key, value in _plain(asdict(self)).items() if key not in ("name", "folder", "origin")}
 
     def part(self, split: str) -> SplitEntry:
         """The split that dpopt calls `split`; `ConfigError` where there is none."""
@@ -193,8 +192,8 @@ def names() -> tuple[str, ...]:
 def entry(name: str) -> Entry:
     """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it, unless that has changed."""
     plain, _, version = str(name).partition("@")
-    if name in _REMEMBERED:
-        return _REMEMBERED[name]
+    if name in REMEMBERED:
+        return REMEMBERED[name]
     if plain not in entries():
         raise unknown("data", name, entries())
     dataset = entries()[plain]
@@ -203,11 +202,17 @@ def entry(name: str) -> Entry:
     return dataset
 
 
-def remember(name: str, content: Mapping[str, Any]) -> str:
-    """NAME@VERSION, under which `entry` knows a data set of this `content` from now on, wherever it came from."""
-    dataset = _parse(name, content)
-    _REMEMBERED[f"{name}@{dataset.version}"] = dataset
-    return f"{name}@{dataset.version}"
+def of_content(name: str, content: Mapping[str, Any]) -> Entry:
+    """The entry of a saved model, which does not say how many records there were."""
+    splits = {split: {"source": split, "records": fields.LARGEST} for split in ("train", "test")}
+    return _parse(name, {**content, "splits": splits})
+
+
+def remember(dataset: Entry) -> str:
+    """NAME@VERSION, under which `entry` gives this data set from now on."""
+    name = f"{dataset.name}@{dataset.version}"
+    REMEMBERED[name] = dataset
+    return name
 
 
 def pinned(name: str, kind: Kind) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +25,6 @@ from PIL import Image
 
 from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
-from dpopt.workloads import cache
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
@@ -32,14 +33,10 @@ from dpopt.workloads.data_keys import DataKeys
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["HOW_TO_STATE", "add", "copies", "differences", "is_as_written", "remove"]
+__all__ = ["HOW_TO_STATE", "add", "check_free", "imported", "keep"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
-_FROM_THE_RECORDS = ("kind", "inputs", "unit", "targets", "splits", "classes", "size")
-"""Fields of an entry that the records and the keys of `new data` alone decide."""
 _PUBLIC = "# Public with this file: the SHA-256 of the records tell whether a guess at all of them is right.\n"
-_WRITTEN = "# Written by `dpopt fit`, which writes it again for other keys unless somebody changed it: SHA-256 "
-"""Begins an entry that a command may write again; the SHA-256 of the rest ends the line."""
 _TEXTS = ("string", "large_string")
 _MOST_VALUES = 1000
 """Classes, or categories of a column; more of them are something else."""
@@ -47,76 +44,54 @@ _MOST_VALUES = 1000
 Splits = dict[str, "Dataset"]
 
 
-def add(name: str, keys: DataKeys, *, is_for_fit: bool = False) -> Entry:
+def add(name: str, keys: DataKeys) -> Entry:
     """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split, for the owner alone to read.
 
-    With `is_for_fit` all columns must be stated, an entry that was written so and not changed since is written again,
-    and ConfigError leaves everything as it was.
+    ConfigError leaves everything as it was.
     """
-    folder = FOLDER / name
-    file = folder.with_suffix(".yaml")
-    is_again = is_for_fit and is_as_written(name)
-    for path in () if is_again else (folder, file):
+    check_free(name)
+    with imported(name, keys) as entry:
+        return keep(entry)
+
+
+@contextmanager
+def imported(name: str, keys: DataKeys) -> Iterator[Entry]:
+    """The entry of the records at `keys.from_`, NAME@VERSION, whose copies are in a folder for their owner alone.
+
+    At the end the folder is gone, and so is the cache of what is computed meanwhile, which is in it.
+    """
+    before = os.environ.get("DPOPT_CACHE")
+    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch:  # of mode 0700
+        with quiet():
+            entry = _import(name, keys, scratch)
+        os.environ["DPOPT_CACHE"] = str(Path(scratch, "cache").resolve())
+        version = catalogue.remember(entry)
+        try:
+            yield entry
+        finally:
+            del catalogue.REMEMBERED[version]
+            os.environ.pop("DPOPT_CACHE") if before is None else os.environ.update(DPOPT_CACHE=before)
+
+
+def check_free(name: str) -> None:
+    """Raise `ConfigError` where a data set NAME, or a file in its place, is there."""
+    for path in (FOLDER / name, FOLDER / f"{name}.yaml"):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
-    if name in catalogue.names() and not is_again:
+    if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
-    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        entry = _import(name, keys, scratch)
-        if is_for_fit:
-            _require_stated(entry)
-        FOLDER.mkdir(exist_ok=True)
-        if is_again:
-            remove(name)
-        shutil.move(Path(scratch) / name, folder)
-    text = _text(entry)
-    first = f"{_WRITTEN}{hashlib.sha256(text.encode()).hexdigest()}\n" if is_for_fit else ""
-    with file.open("x", encoding="utf-8") as opened:
-        opened.write(first + text)
-    return catalogue.entry(name)
 
 
-def is_as_written(name: str) -> bool:
-    """True if `dpopt fit` wrote `data/NAME.yaml` and nobody has changed it."""
-    file = FOLDER / f"{name}.yaml"
-    first, _, text = (file.read_text("utf-8") if file.exists() else "").partition("\n")
-    return first == _WRITTEN + hashlib.sha256(text.encode()).hexdigest()
-
-
-def copies(name: str) -> list[Path]:
-    """The folders that hold the records of the data set NAME again: `data/NAME`, and those of the cache."""
-    sums = [part.inputs for part in catalogue.entry(name).splits.values() if part.inputs]
-    kept = [place for checksum in sums for place in cache.holding(checksum)]
-    return [FOLDER / name, *dict.fromkeys(kept)]
-
-
-def remove(name: str) -> None:
-    """Remove the data set NAME with all copies of its records."""
-    for place in copies(name):
-        shutil.rmtree(place)
-    (FOLDER / f"{name}.yaml").unlink()
-
-
-def _require_stated(entry: Entry) -> None:
-    missing = {name: column for name, column in entry.columns.items() if not column.is_stated}
-    if missing:
-        keys = [f"ranges.{n}='[0,100]'" if column.range else f"values.{n}='[a,b]'" for n, column in missing.items()]
-        how = "or leave columns out, drop='[NAME]'; public=true says that what the file shows of them is public"
-        allowed = f"say what is public of each, whatever the records are, {' '.join(keys)}, {how}"
-        raise ConfigError("ranges, values", list(missing), allowed)
-
-
-def differences(name: str, keys: DataKeys) -> list[str]:
-    """Fields of `data/NAME.yaml` that differ from a fresh import of the same files; arguments and errors as of `add`.
-
-    Columns of which `keys` state nothing may say anything.
-    """
-    stored = catalogue.entry(name)
-    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        fresh = _import(name, keys, scratch)
-    differing = [each for each in _FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
-    stated = [column for column, content in fresh.columns.items() if content.is_stated]
-    return differing + [column for column in stated if fresh.columns[column] != stored.columns.get(column)]
+def keep(entry: Entry) -> Entry:
+    """Move the files of an entry that was `imported` to `data/NAME/`, and write `data/NAME.yaml`."""
+    assert entry.folder
+    FOLDER.mkdir(exist_ok=True)
+    # Written before the folder is moved, so that nothing but the two names can fail.
+    file = entry.folder.with_suffix(".yaml")
+    file.write_text(_text(entry), encoding="utf-8")
+    shutil.move(entry.folder, FOLDER / entry.name)
+    shutil.move(file, FOLDER / file.name)
+    return catalogue.entry(entry.name)
 
 
 def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
@@ -249,6 +224,10 @@ def _with_test(splits: Splits, options: DataKeys) -> tuple[Splits, str]:
     if "test" in splits:
         if options.test is not None:
             raise ConfigError("test", share, "there is a test split already")
+        owners = [set(rows[options.unit][:]) for rows in splits.values()] if options.unit else []
+        if shared := sum(map(len, owners)) - len(set().union(*owners)):
+            how = "they have rows in more than one split: expected all rows of a person in one"
+            raise ConfigError(f"unit {options.unit}", f"{shared} persons", how)
         return splits, ""
     # The row number alone decides, or whose row it is, so the same file gives the same split everywhere.
     whose = train[options.unit][:] if options.unit else range(len(train))

@@ -22,8 +22,8 @@ from dpopt.fields import cache_root
 from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
 
-REVISION = 1
-"""Raise it when the same records may become other pixels or numbers."""
+REVISION, TABLES = 1, 2
+"""Raise them when the same records may become other pixels, or the same rows other numbers."""
 
 
 def of_arrays(arrays: Iterable[NDArray[Any]]) -> str:

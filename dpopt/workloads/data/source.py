@@ -45,38 +45,15 @@ def open_source(dataset: Entry, split: str) -> Source:
     return source
 
 
-def incoming(dataset: Entry, given: Any) -> Source:
-    """New records like those of `dataset`, without targets: images (`files_of`), or a table's columns by name.
-
-    ConfigError where columns are not there, or a file is none of a table or of images.
-    """
-    import pandas as pd
-
-    if dataset.kind == "image":
-        stored: list[Any] = [{"bytes": None, "path": str(path)} for path in files_of(given)]
-        return Source("x", (dataset.inputs,), len(stored), lambda column: iter([stored]))
-    if dataset.kind == "text" and isinstance(given, list | tuple):
-        given = {dataset.inputs: given}
-    try:
-        frame = pd.read_csv(given) if isinstance(given, str | Path) else pd.DataFrame(given)
-    except Exception as error:  # the library raises many kinds, none of them for a user to read
-        raise ConfigError("x", str(given), f"expected a data frame or a CSV file: {error}") from error
-    wanted = tuple(dataset.columns or (dataset.inputs,))
-    if absent := [name for name in wanted if name not in frame]:
-        raise ConfigError("x", [str(name) for name in frame], f"expected the columns {', '.join(absent)} too")
-    columns = {name: [None if pd.isna(value) else value for value in frame[name].tolist()] for name in wanted}
-    return Source("x", wanted, len(frame), lambda column: iter([columns[column]]))
-
-
-def files_of(given: Any) -> list[Path]:
+def files_of(places: Any) -> list[Path]:
     """The image files that a path, or a list of paths, names: of a folder those at any depth, sorted."""
     from PIL import Image
 
-    endings, places = Image.registered_extensions(), [Path(each) for each in listed(given)]
-    inner = [path for place in places for path in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    endings, paths = Image.registered_extensions(), [Path(each) for each in listed(places)]
+    inner = [path for place in paths for path in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     if pictures := [path for path in inner if path.suffix.lower() in endings and path.is_file()]:
         return pictures
-    raise ConfigError("from", str(given), "expected an image, or a folder of images")
+    raise ConfigError("from", str(places), "expected an image, or a folder of images")
 
 
 def read_column(source: Source, column: str) -> list[Any]:
