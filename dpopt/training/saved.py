@@ -206,7 +206,7 @@ def load(
         workload = registry.from_spec("workload", spec)
         if model is None:
             with torch.random.fork_rng(devices=[]):  # weights that are made only to be overwritten
-                model = workload.model()
+                model = workload.unfilled()
     if model is not None:
         _fill(model, folder / _WEIGHTS)
     return FitResult(cast(nn.Module, model), record, ledger, curve, transform, workload)

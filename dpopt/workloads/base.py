@@ -148,8 +148,12 @@ class Workload(Checked):
         return x
 
     def model(self) -> nn.Module:
-        """The model, initialised from torch's global generator; needs no records."""
+        """The model; initialised from torch's global generator."""
         raise NotImplementedError
+
+    def unfilled(self) -> nn.Module:
+        """A model whose state is to be overwritten; needs no records."""
+        return self.model()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per example, shape [n]."""

@@ -124,11 +124,12 @@ class TextClassification(Workload):
 
     def model(self) -> nn.Module:
         if self.subset == "head":
-            with torch.random.fork_rng(devices=[]):  # shapes may draw numbers, which are the head's
-                width = self.outline().record.x.shape[1]
-            return self.head(width)
+            return self.head(self._features("test").x.shape[1])
         encoder = self.encoder_module()
         return models.trainable(nn.Sequential(encoder, self.head(encoder.width)), self.subset)
+
+    def unfilled(self) -> nn.Module:
+        return self.head(self.outline().record.x.shape[1]) if self.subset == "head" else self.model()
 
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""

@@ -153,7 +153,10 @@ class ImageClassification(Workload):
         return x if self.uses_features else self.preparation(x)
 
     def model(self) -> nn.Module:
-        return self._head(self._width) if self.uses_features else self._network(self._checkpoint())
+        return self._head(self.load()[0].x.shape[1]) if self.uses_features else self._network(self._checkpoint())
+
+    def unfilled(self) -> nn.Module:
+        return self._head(self._width) if self.uses_features else self.model()
 
     @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:

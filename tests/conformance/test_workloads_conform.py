@@ -62,6 +62,7 @@ CASES = {
 """The registered workloads, made small where their size is a field."""
 IN_FULL = (
     "augmented_images",
+    "breast_cancer",
     "cifar100_vit_tiny",
     "cifar10_adadp",
     "digits_mlp",
