@@ -43,8 +43,8 @@ TASKS = {
 }
 """The workloads of the leaderboard -> their names in a narrow table."""
 OURS = {
-    "adadp_equilibrium_average": "ADADP's resting point, averaged",
-    "adadp_equilibrium": "ADADP's resting point",
+    "adadp_equilibrium_average": "ADADP equilibrium, average",
+    "adadp_equilibrium": "ADADP equilibrium",
     "hyfreedp_noise_aware": "HyFreeDP, noise-aware",
     "hyfreedp_search_then_decay": "HyFreeDP, search then decay",
     "prodigy": "Prodigy",
@@ -352,8 +352,8 @@ FREE_RULES = {
     "noise_aware": "noise-aware, from 10⁻⁴",
     "search_then_decay_1e-8": "search, then decay, from 10⁻⁸",
     "search_then_decay": "search, then decay, from 10⁻⁴",
-    "adadp_equilibrium": "ADADP's resting point",
-    "equilibrium_average": "the same, averaged",
+    "adadp_equilibrium": "ADADP equilibrium",
+    "equilibrium_average": "ADADP equilibrium, average",
     "dp_adam_composed": "DP-Adam, five rates paid for",
     "dp_adam_free": "DP-Adam, not paid for",
 }
