@@ -322,7 +322,7 @@ def test_the_model_is_as_it_was_where_a_run_is_refused_or_its_ledger_is_not_the_
     model = torch.nn.Linear(4, 2)
     start = model.weight.detach().clone()
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise RuntimeError("another ledger")
 
     monkeypatch.setattr(fitting, "summary", refuse)

@@ -331,7 +331,7 @@ def verdict(frame: pd.DataFrame) -> str:
 def as_tables(ranks: pd.DataFrame, names: Mapping[str, str] | None = None) -> list[Table]:
     """`ranking`'s frame as people read it, by `names` of workloads and labels: every block, and the averages."""
     if ranks.empty:
-        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=ranks)]
+        return [Table(pd.DataFrame({"nothing to rank": []}), numbers=ranks)]
     frame = named(ranks, names)
     by, scores = frame["by"].iloc[0], frame["score"].unique()
     epsilon = "total ε" if by == "epsilon" else "target ε"
