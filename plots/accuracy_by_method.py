@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import bars, focus, named_below, whole_ticks
+from dpopt.results.axes import bars, whole_ticks
 from dpopt.results.drawing import COLOURS, GREY, Styles, legend, named_epsilon, workload_panels
 from dpopt.results.scores import shown
 
@@ -47,15 +47,11 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
             panel.errorbar(mean, of_kind["at"], xerr=bars(of_kind), label=name, **look)
         if len(private) and math.isfinite(best):
             panel.axvline(best, color=GREY, linestyle="--", linewidth=1, label="best without privacy")
-        low, high = bars(rows) * [[-1], [1]] + unit.factor * rows["mean"].to_numpy()
-        below = rows[focus([panel], [*low, best], [*high, best], along="x")[:-1]]
-        scores = (unit.factor * below["mean"]).groupby(below["label"]).agg(["min", "max"])
         is_first = panel.get_subplotspec().is_first_col()
         panel.set_yticks(
             [at + 0.36 * (1 - 1 / len(targets)) for at in range(len(order))], order if is_first else [""] * len(order)
         )
         panel.set(xlabel=f"test {unit.label}", ylim=(len(order) - 0.14, -0.36))
-        named_below(panel, dict(scores.apply(tuple, axis=1)))
         for at in range(1, len(order)):
             panel.axhline(at - 0.25, color=GREY, lw=0.3, alpha=0.5)
         panel.grid(False, axis="y")

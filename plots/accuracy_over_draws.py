@@ -5,7 +5,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import focus, named_below, whole_ticks
+from dpopt.results.axes import whole_ticks
 from dpopt.results.drawing import MOST, Styles, by_label, legend, panels
 from dpopt.results.scores import shown
 
@@ -21,30 +21,23 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     is_crowded = frame["label"].nunique() > MOST
     for workload, of_workload in frame.groupby("workload"):
         score = of_workload["score"].iloc[0]
-        unit, line, drawn = shown(score), [place for place in axes if place[0] == workload], []
+        unit = shown(score)
         without = ceilings[ceilings["workload"] == workload]
         ends = without.sort_values("draw").groupby(["label", "run_id"], sort=False)[f"test_{score}"].last()
-        for place in line:
-            panel, rows = axes[place], of_workload[of_workload["epsilon_target"] == place[1]]
+        for epsilon, rows in of_workload.groupby("epsilon_target"):
+            panel = axes[workload, epsilon]
             for label, style, runs in by_label(rows, styles):
                 by_draw = unit.factor * runs.groupby("draw")[f"test_{score}"].agg(["mean", "min", "max"])
                 marks = {"ms": 4, "markevery": max(1, len(by_draw) // 5), "lw": 1 if is_crowded else 1.5}
                 panel.plot(by_draw.index, by_draw["mean"], label=label, **marks, **style.line)
-                low, high = by_draw[["mean", "mean"] if is_crowded else ["min", "max"]].to_numpy().T
                 if not is_crowded:
-                    panel.fill_between(by_draw.index, low, high, color=style.colour, alpha=0.15, lw=0)
-                drawn.append((place, label, low.min(), high.max()))
+                    look = {"color": style.colour, "alpha": 0.15, "lw": 0}
+                    panel.fill_between(by_draw.index, by_draw["min"], by_draw["max"], **look)
             for label, end in (unit.factor * ends.groupby("label", sort=False).mean()).items():
                 panel.axhline(end, label=f"{label} (ε = ∞)", linestyle=(0, (4, 2)), color=styles[label].colour)
-                drawn.append((place, label, end, end))
             is_first = panel.get_subplotspec().is_first_col()
             panel.set(xlabel="draws", ylabel=f"test {unit.label}" if is_first else "")
             whole_ticks(panel.xaxis, 4)
-        places, labels, low, high = zip(*drawn, strict=True)
-        is_below = focus([axes[place] for place in line], low, high)
-        for place in line:
-            of = zip(is_below, places, labels, low, high, strict=True)
-            named_below(axes[place], {label: (a, b) for hidden, at, label, a, b in of if hidden and at == place})
-            whole_ticks(axes[place].yaxis, 6)
+            whole_ticks(panel.yaxis, 6)
     legend(figure, styles)
     return figure

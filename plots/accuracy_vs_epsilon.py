@@ -5,7 +5,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import bars, focus, named_below, run_axis, whole_ticks
+from dpopt.results.axes import bars, run_axis, whole_ticks
 from dpopt.results.drawing import GREY, Styles, by_label, legend, workload_panels
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.ranking import method
@@ -48,10 +48,6 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         panel.set(ylabel=f"test {unit.label}")
         by_hand = ", by hand: of the run" if (rows["tuning"] == "fixed").any() else ""
         run_axis(panel, rows["epsilon_target"], f"ε of the whole search{by_hand}")
-        every = pd.concat([rows, ceilings])
-        low, high = bars(every) * [[-1], [1]] + unit.factor * every["mean"].to_numpy()
-        below = every.assign(mean=unit.factor * every["mean"])[focus([panel], low, high)]
-        named_below(panel, dict(below.groupby("label")["mean"].agg(["min", "max"]).apply(tuple, axis=1)))
         whole_ticks(panel.yaxis, 6)
     legend(figure, styles)
     return figure

@@ -117,10 +117,10 @@ def test_runs_of_one_seed_share_no_draws_where_one_counts_the_other(monkeypatch,
         return oracle(*args, **options)
 
     monkeypatch.setattr(fitting, "DataOracle", noted)
-    for options in ({}, {}, {"epsilon": 8.0, "spent": whole.ledger}, {"epsilon": 8.0, "spent": whole.ledger.first(6)}):
+    for options in ({}, {}, {"epsilon": 8.0, "epochs": 2, "spent": whole.ledger}):
         fit(**options)
     assert seeds[0] == seeds[1]
-    assert len({draw for draw, _ in seeds}) == len({noise for _, noise in seeds}) == 3
+    assert len({draw for draw, _ in seeds}) == len({noise for _, noise in seeds}) == 2
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 5.0])
@@ -135,7 +135,7 @@ def test_a_ledger_is_asked_for(whole):
 
 
 def test_stopped_and_later_runs_can_be_saved(tmp_path, stopped):
-    later = fit(stopped.model, epsilon=6.0, spent=stopped.ledger)
+    later = fit(stopped.model, epsilon=math.inf, spent=stopped.ledger)
     for name, result in {"stopped": stopped, "later": later}.items():
         read = dpopt.load(result.save(tmp_path / name), torch.nn.Linear(4, 2))
         assert read.ledger == result.ledger

@@ -1,10 +1,9 @@
-"""Axes of figures: ticks at the values that were run, lines over them, scores without the methods that fail."""
+"""Axes of figures: ticks at the values that were run, lines over them."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import by_epsilon, by_method, named_epsilon, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-# An axis that ends above some values hides them: a quarter of it must be empty, with three values and more above that.
-_EMPTY, _FEWEST = 1 / 4, 3
 _APART = 0.06
 """The least part of a logarithmic axis between two ticks, whose numbers would touch."""
 
@@ -59,46 +56,6 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
         panel.set(ylabel=f"test {unit.label}")
         run_axis(panel, rows[column], label)
     return figure, panels
-
-
-def _gap(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    # The widest part of an axis that none of the sorted intervals touches, where few of them lie far below the others.
-    if len(spans) <= _FEWEST:
-        return None
-    reached = np.maximum.accumulate([b for _, b in spans])
-    widths = np.array([a for a, _ in spans[1:]]) - reached[:-1]
-    below = int(widths.argmax()) + 1
-    above = len(spans) - below
-    is_wide = widths[below - 1] > max(_EMPTY, below / len(spans)) * (reached[-1] - spans[0][0])
-    return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(_FEWEST, below + 1) else None
-
-
-def focus(axes: Sequence[Any], low: Sequence[float], high: Sequence[float], along: str = "y") -> NDArray[np.bool_]:
-    """End axes that share their scores above the few methods that fail, where those would squeeze all else.
-
-    Args:
-        axes: with everything drawn.
-        low, high: the ends of all intervals that are drawn.
-        along: the axis with the scores, "x" or "y".
-
-    Returns:
-        True for each interval that lies below the axes now, which a figure names with its number.
-    """
-    ends = np.array([low, high], float)
-    spans = sorted((a, b) for a, b in ends.T if math.isfinite(a) and math.isfinite(b))
-    if (hole := _gap(spans)) is None:
-        return np.zeros(ends.shape[1], bool)
-    bottom, top = hole[1], max(end for _, end in spans)
-    for axis in axes:
-        getattr(axis, f"set_{along}lim")(bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom))
-    return ends[1] < bottom
-
-
-def named_below(axis: Any, numbers: Mapping[str, tuple[float, float]]) -> None:
-    """Name below a panel the methods that lie before the start of its axis, each with its least and largest score."""
-    pairs = ((label, dict.fromkeys(f"{end:.3g}" for end in ends)) for label, ends in numbers.items())
-    if text := ", ".join(f"{label} ({' to '.join(ends)})" for label, ends in pairs):
-        axis.set_xlabel(f"{axis.get_xlabel()}\n" + textwrap.fill(f"below the axis: {text}", 60))
 
 
 def whole_ticks(axis: Any, count: int) -> None:
