@@ -100,7 +100,7 @@ def test_what_is_public_has_to_be_stated(here, capsys):
     assert main(["fit", "from=people.csv", *SAID]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "say what is public of each, whatever the records are" in error
-    assert "ranges.age='[0,100]'" in error
+    assert "'ranges.age=[0,100]'" in error
     assert sorted(path.name for path in here.iterdir() if path.name != "cache") == ["people.csv"]
 
 

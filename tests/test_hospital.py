@@ -75,8 +75,8 @@ def test_a_table(here, capsys, monkeypatch):
     before = {path.name for path in here.iterdir()}
     assert dpopt_("fit", "from=patients.csv", "target=readmitted", *QUICK, "to=model") == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "ranges.age='[0,100]'" in error
-    assert "values.sex='[a,b]'" in error
+    assert "'ranges.age=[0,100]'" in error
+    assert "'values.sex=[a,b]'" in error
     assert "drop='[NAME]'" in error
     assert {path.name for path in here.iterdir()} == before, "a failed command leaves nothing"
 

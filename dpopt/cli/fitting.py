@@ -125,6 +125,7 @@ class Fit(DataKeys):
         if name:
             record["data"] = name.partition("@")[0]  # without the version, which follows from the records
             record["classes"] = list(data.entry(name).class_names) or record["classes"]
+            record |= {"unit_column": data.entry(name).unit} if owners is not None else {}
         tuned = None if self.tuned is None else [] if self.tuned == "none" else [self.tuned]
         folder = replace(result, workload=workload).save(self.to, tuned=tuned)
         OUT.print((folder / "statement.txt").read_text("utf-8").rstrip())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WIDE = 140
 """Columns of a terminal from which all of a table is shown; `_FURTHER` is left out below."""
 _FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub"}
-_LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning")
+_LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning", "size", "needs")
 
 
 @dataclass(frozen=True, kw_only=True)

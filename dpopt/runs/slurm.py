@@ -28,6 +28,8 @@ from dpopt.suites.schema import Keys
 
 _JOBS = 20
 """Jobs of a suite that states no number: each imports torch, so one for each cell would do little else."""
+_MINUTES = 5
+"""Time of a job that states none, the same on a cluster and in a rehearsal."""
 _REQUEUES = 100
 """Times that a job may run out of time."""
 
@@ -36,11 +38,18 @@ class Launcher:
     """An array of jobs; see `launchers`."""
 
     def __init__(self, suite: Keys) -> None:
-        options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": suite.workers, **suite.options}
+        options = {
+            "name": "dpopt",
+            "cpus_per_task": 1,
+            "timeout_min": _MINUTES,
+            "slurm_array_parallelism": suite.workers,
+            **suite.options,
+        }
         folder, cluster = (str(options.pop(key, "slurm")) for key in ("folder", "cluster"))
         self.room = fields.convert(options.pop("at_once", suite.workers or _JOBS), Count, "options.at_once", {})
         try:
-            self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=_REQUEUES)
+            often = {"slurm_max_num_timeout": _REQUEUES, "local_max_num_timeout": _REQUEUES}
+            self._executor = submitit.AutoExecutor(folder, cluster=cluster, **often)
             self._executor.update_parameters(**options)
         except (RuntimeError, ValueError, NameError, AssertionError) as error:
             raise ConfigError("engine slurm", suite.options, str(error).splitlines()[0]) from error

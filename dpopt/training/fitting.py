@@ -174,6 +174,7 @@ def fit(
         leased(checkpoint, is_first),
     ):
         show("reading the data")
+        unit_column = unit if isinstance(unit, str) else ""
         if isinstance(unit, str):
             with suppress(ConfigError):  # test records may have no owners
                 test = persons.split_owners(test, unit)[0]
@@ -327,7 +328,7 @@ def fit(
         "adjacency": f"add or remove {'all records of one person' if of_person else 'one record'}",
         "unit": "person" if of_person else "record",
         "sampling": "Poisson",
-        **({"unit_rows": unit_rows} if of_person else {}),
+        **({"unit_rows": unit_rows, "unit_column": unit_column} if of_person else {}),
         **charged,
         **({"doubt": doubt} if doubt else {}),
         **without.record,

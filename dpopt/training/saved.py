@@ -239,6 +239,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
             raise
+    (folder / _WEIGHTS).chmod(0o644)  # as the files beside it; safetensors writes for the owner alone
     result.record["weights_sha256"] = hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest()
     statement = result.statement()
     private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
@@ -260,8 +261,10 @@ def _of_workload(workload: Workload | None) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": 1, "workload": None, "data": None}
     if workload:
         target = f"{type(workload).__module__}:{type(workload).__qualname__}"
-        kind = next(name for name, each in registry.entries("workload").items() if each.target == target)
-        content["workload"] = registry.spec("workload", kind, workload)
+        # Of several names of the class the one that sets least: all of its fields are written down here.
+        names = [name for name, each in registry.entries("workload").items() if each.target == target]
+        least = min(names, key=lambda name: len(registry.entry("workload", name).fields))
+        content["workload"] = registry.spec("workload", least, workload)
     if name := getattr(workload, "data", ""):
         content["data"] = catalogue.entry(name).content()
         del content["data"]["splits"]  # numbers and checksums of rows
@@ -276,8 +279,9 @@ def _seal(folder: Path) -> None:
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
     tags = "\ntags:\n- differential-privacy" if statement.private else ""
-    kind = type(result.model)
-    load = f'result = dpopt.load("{name}")\nprint(result.predict("new_records"))'
+    data, kind = getattr(result.workload, "data", ""), type(result.workload or result.model)
+    example = "photos" if data and catalogue.entry(data).kind == "image" else "new.csv"
+    load = f'result = dpopt.load("{name}")\nprint(result.predict("{example}"))'
     if result.workload is None:
         load = f'model = ...  # of the same architecture\nresult = dpopt.load("{name}", model)'
     return "\n".join(

@@ -59,6 +59,7 @@ class Statement:
         unused: parameters that the loss never used, or did not use for some of the records that were looked at.
         unused_are_held: they are as they were before training; else noise alone moved them.
         unit_rows: rows of a person that count at most, where the unit is a person; else 0.
+        unit_column: the column that says whose row it is, where it has a name.
         clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.
         defaults: arguments that nobody chose.
         seed_is_secret: nobody knows the seed, which is kept nowhere.
@@ -90,6 +91,7 @@ class Statement:
     unused: tuple[str, ...] = ()
     unused_are_held: bool = False
     unit_rows: int = 0
+    unit_column: str = ""
     clip: float = math.nan
     defaults: tuple[str, ...] = ()
     seed_is_secret: bool = False
@@ -143,16 +145,15 @@ class Statement:
         # As it was written: the float 1e-5 is a little more, and would be rounded up.
         factor, delta = _up(Decimal(self.epsilon).exp(_EXACT), 3), Decimal(repr(self.delta))
         who = "any one record was" if self.unit == "record" else "all records of any one person were"
-        conditions = [] if self.seed_is_secret else ["towards everyone who does not know the seed"]
+        # To be quoted alone, the sentence holds all that it depends on.
+        limits = "" if self.seed_is_secret else ", for everyone who does not know the seed"
         if self.tuned != _NONE:
-            # To be quoted alone, the sentence holds all that it depends on.
-            chosen = "nothing is known of them" if self.tuned == _UNKNOWN else "see below"
-            conditions.append(f"apart from the cost of choices that looked at these data ({chosen})")
+            chosen = "of which nothing is known" if self.tuned == _UNKNOWN else "see below"
+            limits += f"; choices that looked at these data, {chosen}, are not counted"
         yield (
-            f"In words: {''.join(f'{each}, ' for each in conditions)}whether {who} among the training data changes the "
-            f"probability of anything that the model may show by a factor of at most {factor} (e to the power of "
-            f"epsilon), apart from a probability of at most {_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} / "
-            f"{self.examples})."
+            f"In words: whether {who} among the training data changes the probability of anything that the model may "
+            f"show by a factor of at most {factor} (e to the power of epsilon), but for a probability of at most "
+            f"{_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} of 1/{self.examples}){limits}."
         )
         yield (
             f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
@@ -160,7 +161,8 @@ class Statement:
         )
         yield f"Neighbouring data sets: {self.adjacency}."
         if self.unit_rows:
-            yield f"Of each person the first {self.unit_rows} rows count at most."
+            whose = f"A person is a value of the column {self.unit_column}. " if self.unit_column else ""
+            yield f"{whose}Of each person the first {self.unit_rows} rows count at most."
         yield (
             "Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is "
             "published."
@@ -214,7 +216,7 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     unit = record["unit"]
     several = "such as all those of one person" if unit == "record" else "such as a family"
     yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
-    yield f"The number of {unit}s: it is taken as public."
+    yield f"The number of {unit}s, and the names of columns and classes: they are taken as public."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
@@ -222,7 +224,10 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     )
     # A test split is other people's data, whose scores are released without noise.
     if record.get("tested") or any(key.startswith("test_") for key in record):
-        yield "Scores on test data: they are computed without noise, and in `private.json`, to be kept back."
+        yield (
+            f"Scores on test data, which is not among the {record['examples']} {unit}s: they have no noise, and are in "
+            "`private.json`, to be kept back."
+        )
     if not record["isolated"]:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "

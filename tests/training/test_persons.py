@@ -84,8 +84,8 @@ def test_fit_by_persons():
     assert record["delta"] == 30**-1.1
     assert record["adjacency"] == "add or remove all records of one person"
     text = str(result.statement())
-    assert "(nothing is known of them), whether all records of any one person were among the training data" in text
-    assert "Of each person the first 3 rows count at most." in text
+    assert "In words: whether all records of any one person were among the training data" in text
+    assert "A person is a value of the column who. Of each person the first 3 rows count at most." in text
     assert "Several persons at once, such as a family" in text
     by_list = short.fit(
         nn.Linear(4, 2), frame.drop(columns="who"), unit=list(frame["who"]), unit_rows=3, batch_size=10, test=None

@@ -73,8 +73,8 @@ def test_the_text_in_full():
 
 EXPECTED = """\
 In words: whether any one record was among the training data changes the probability of anything that the \
-model may show by a factor of at most 3.02 (e to the power of epsilon), apart from a probability of at most \
-1e-5 (delta, 0.0500 / 5000).
+model may show by a factor of at most 3.02 (e to the power of epsilon), but for a probability of at most \
+1e-5 (delta, 0.0500 of 1/5000).
 Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-5. Training \
 was to spend at most epsilon = 3.
 Neighbouring data sets: add or remove one record.
@@ -90,7 +90,7 @@ looking at them.
 Not covered:
 - Several records at once, such as all those of one person: only the presence of a single record is hidden as \
 stated.
-- The number of records: it is taken as public.
+- The number of records, and the names of columns and classes: they are taken as public.
 - What was done before: cleaning, normalising, a vocabulary, pretrained weights.
 - The trial before training, which looks at a few records without noise: that there was an error, a warning \
 or the status no_signal.
@@ -113,9 +113,10 @@ def test_the_first_sentence_can_be_quoted_alone():
         return str(Statement.of({**RECORD, **changes}, LEDGER, tuned)).splitlines()[0]
 
     assert first([]).startswith("In words: whether any one record")
-    assert "towards everyone who does not know the seed, whether any" in first([], seed_is_secret=False)
-    assert "choices that looked at these data (nothing is known of them), whether any" in first(None)
-    assert "choices that looked at these data (see below), whether any" in first(["The rate was chosen."])
+    assert first([]).endswith("of 1/5000).")
+    assert first([], seed_is_secret=False).endswith("), for everyone who does not know the seed.")
+    assert first(None).endswith("; choices that looked at these data, of which nothing is known, are not counted.")
+    assert first(["The rate was chosen."]).endswith("; choices that looked at these data, see below, are not counted.")
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-6, 3e-7, 0.001])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -153,9 +154,10 @@ class Entry:
     def width(self) -> int:
         """Inputs of a model that a row of a table becomes; `ConfigError` where some range or values are not stated."""
         if unstated := {name: column for name, column in self.columns.items() if not column.is_stated}:
-            keys = [f"ranges.{n}='[0,100]'" if each.range else f"values.{n}='[a,b]'" for n, each in unstated.items()]
-            others = "or leave columns out, drop='[NAME]', or say that what the file shows is public, public=true"
-            how = f"in {self.origin}, {HOW_TO_STATE}" if self.origin else f"{' '.join(keys)}, {others}"
+            keys = [f"ranges.{n}=[0,100]" if each.range else f"values.{n}=[a,b]" for n, each in unstated.items()]
+            whose = "" if self.unit else "unit=NAME says whose row it is, "
+            others = f"{whose}drop='[NAME]' leaves a column out, public=true says that what the file shows is public"
+            how = f"in {self.origin}, {HOW_TO_STATE}" if self.origin else f"{shlex.join(keys)}; {others}"
             allowed = f"say what is public of each, whatever the records are, {how}"
             raise ConfigError(f"{self.name}.columns", list(unstated), allowed)
         return sum(len(column.values) + 1 if column.values else 2 for column in self.columns.values())
