@@ -7,7 +7,6 @@ import torch
 from hypothesis import settings
 
 os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # it would close the handlers that catch what tests print
-os.environ.pop("LINES", None)  # a parallel worker has it, and a console that does would not follow COLUMNS
 # The same few examples each time, so that a failure belongs to the change that made it; or ten times as many, new ones.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("full", deadline=None, max_examples=200)
