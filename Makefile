@@ -20,7 +20,7 @@ comma := ,
 # The suites of the leaderboard's page: those that are published.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
 
-.PHONY: install quickstart test full mutants docs leaderboard lint gpu wheels clean
+.PHONY: install quickstart test full mutants docs leaderboard evidence lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -52,6 +52,9 @@ docs: install
 
 leaderboard: install
 	$(BIN)/dpopt leaderboard suite=[$(subst $() ,$(comma),$(TASKS))] results=results/published against=dp_adam to=docs/leaderboard
+
+evidence: install
+	$(BIN)/python docs/evidence.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -79,12 +79,13 @@ def generate(app: Sphinx) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(figure, copy)
     of_suites = records(RESULTS / "published")
-    for made in RESULTS.glob("published/**/table.md"):
-        folder = made.parent.relative_to(RESULTS / "published")
-        figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(made.parent.glob("*.svg"))]
-        texts = [path.read_text("utf-8") for path in (made, *sorted(set(made.parent.glob("*.md")) - {made}))]
+    for at in sorted({path.parent for path in RESULTS.glob("published/**/*.md")}):
+        folder = at.relative_to(RESULTS / "published")
+        figures = [f"![{path.stem}](figures/{folder}/{path.name})" for path in sorted(at.glob("*.svg"))]
+        parts = sorted(at.glob("*.md"), key=lambda path: (path.name != "table.md", path.name))
+        shown = [path.read_text("utf-8") for path in parts]
         remark = uncommitted(of_suites.get(str(folder), []))
-        write(page(folder), str(folder), "\n\n".join(filter(None, [remark, *texts, *figures])))
+        write(page(folder), str(folder), "\n\n".join(filter(None, [remark, *shown, *figures])))
     schema, _, claims = (RESULTS / "README.md").read_text("utf-8").partition(f"## {CLAIMS}\n")
     write("results_format", "Format of results", schema.partition("\n")[2])
     write("claims", CLAIMS, claims)

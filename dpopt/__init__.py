@@ -36,6 +36,11 @@ __all__ = [
     "testing",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # On first use: a list of names or a table must not wait for torch.
 __getattr__ = attach(
     __name__,

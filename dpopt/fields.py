@@ -191,10 +191,11 @@ def later(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProxyType({})) -> Callable[P, T]:
     """`function`, whose arguments are converted as its annotations say before it is called.
 
     A whole number stays one where a `float` is expected: what is made from arguments may tell the two apart.
+    `elsewhere` says for arguments that it does not take what there is in their place.
 
     Raises:
         ConfigError: names the first argument that there is not, or that its annotation does not allow.
@@ -205,9 +206,14 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in signature.parameters:
-                how = "set fields of an object where it is created, as in dpopt.create('dp_adam', lr=0.1)"
-                raise unknown(name, name, signature.parameters, f"{function.__name__} takes no such argument; {how}")
-        bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+                problem = f"{function.__name__} takes no such argument"
+                if name in elsewhere:
+                    raise ConfigError(name, kwargs[name], f"{problem}; {elsewhere[name]}")
+                raise unknown(name, name, signature.parameters, problem)
+        try:
+            bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+        except TypeError as error:
+            raise ConfigError(function.__name__, list(kwargs), str(error)) from error
         for name, value in bound.arguments.items():
             converted = convert(value, kinds[name], name, {})
             # What is derived from arguments, such as noise, tells 5 from 5.0.

@@ -7,7 +7,8 @@ of LaTeX, a formula of a spreadsheet, HTML, colours of a terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from html import escape
 from typing import NamedTuple
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
@@ -24,7 +25,7 @@ _LATEX |= {"Δ": r"$\Delta$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "†
 _LATEX |= dict.fromkeys(map(chr, _LINE.values()), "?")
 _MARKDOWN = re.compile(r"[\\`*<>|$~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])|!(?=\[)|\](?=[\[(:])")
 """An underscore within a word and a bracket that makes no link stay as they are."""
-_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+_FORMULA = re.compile(r"(?![+-]?[\d.]+(e[+-]?\d+)?\Z)\s*[=+\-@＝＋－＠]")  # but for a plain number
 
 
 class TextFormat(NamedTuple):
@@ -66,6 +67,7 @@ def _latex(text: str) -> str:
 PLAIN = TextFormat(line, str, str)
 MARKDOWN = TextFormat(_markdown, "**{}**".format, "*{}*".format)
 LATEX = TextFormat(_latex, r"\textbf{{{}}}".format, r"\textit{{{}}}".format)
+HTML = TextFormat(lambda text: escape(line(text)), "<b>{}</b>".format, "<i>{}</i>".format)
 TERMINAL = TextFormat(line, "\x1b[1m{}\x1b[0m".format, "\x1b[3m{}\x1b[0m".format)
 """With the codes of ANSI X3.64, of which `escape` leaves none."""
 MARKED = TextFormat(line, "**{}**".format, "*{}*".format)
@@ -77,3 +79,11 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} seconds"
     return f"{seconds / 60:.2g} minutes" if seconds < 7200 else f"{seconds / 3600:.3g} hours"
+
+
+FALLEN = "the learning rate ended more than 10 times below its start, as its probes saw noise"
+
+
+def fallen(noise: Mapping[str, float], start: float, end: float) -> str:
+    """`FALLEN`, with the numbers, where a rule that probes losses (a kind of `noise`) ended so far below; else ""."""
+    return f"{FALLEN} ({start:.1e}, {end:.1e})" if "losses" in noise and 0 < end < start / 10 else ""

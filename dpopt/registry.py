@@ -32,6 +32,7 @@ class Registered:
 
     Attributes:
         target: "module:Class" of a frozen dataclass.
+        display: the name of an optimizer in tables and figures; by default `name`.
         summary, reference: one line for tables, and the paper.
         family: of an optimizer, one of `FAMILIES`.
         note: what a reader of its results should know, a sentence or two.
@@ -44,6 +45,7 @@ class Registered:
 
     name: str
     target: str
+    display: str = ""
     summary: str = ""
     reference: str = ""
     family: str = ""

@@ -1,61 +1,68 @@
-"""Test score of each method, one panel for each target epsilon; for suites with more methods than lines can show."""
+"""Test score of each method at each target epsilon; for suites with more methods than lines can show."""
 
 import math
 
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from dpopt.results.axes import cut
-from dpopt.results.drawing import GREY, Styles, panels
+from dpopt.results.axes import bars, whole_ticks
+from dpopt.results.drawing import COLOURS, GREY, Styles, legend, named_epsilon, workload_panels
 from dpopt.results.scores import shown
-from dpopt.results.tables import upper
 
 NEEDS = "comparison"
+KINDS = {"no search": COLOURS[0], "search paid for": COLOURS[2], "for reference": COLOURS[3]}
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """Dots with one standard deviation to each side; hollow ones were searched for.
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """A panel for each workload, its methods in one order, that of their average rank; the darker, the larger ε.
 
-    The ε of a whole search is named where it is not the target. Dashed: the best score without privacy.
+    Bars are one standard deviation to each side. For reference: a search that spends more than its target, or a value
+    set by hand, which is not charged. Dashed: the best score without privacy.
     """
-    factor = frame["score"].map(lambda score: shown(score).factor)
-    frame = frame.assign(mean=factor * frame["mean"], std=factor * frame["std"].fillna(0))
-    frame = frame.sort_values("mean", ascending=False)
+    frame = frame[frame["mean"].notna()]
     private, ceilings = frame[frame["epsilon_target"] < math.inf], frame[frame["epsilon_target"] == math.inf]
     dots = private if len(private) else frame
-    height = 1.1 + 0.22 * dots.groupby(["workload", "epsilon_target"]).size().max()
-    figure, axes = panels(dots, 4.6, height, sharex="row")
-    best = {workload: rows["mean"].max() for workload, rows in ceilings.groupby("workload")} if len(private) else {}
-    for (workload, target), axis in axes.items():
-        rows = dots[(dots["workload"] == workload) & (dots["epsilon_target"] == target)]
-        _panel(axis, rows, styles)
-        if workload in best:
-            axis.axvline(best[workload], color=GREY, linestyle="--", linewidth=1)
-        axis.set(xlabel=f"test {shown(rows['score'].iloc[0]).label}")
-    for workload, rows in dots.groupby("workload"):
-        line = [axis for (name, _), axis in axes.items() if name == workload]
-        drawn = pd.concat([rows, ceilings[ceilings["workload"] == workload].nlargest(1, "mean").assign(std=0.0)])
-        cut(line, drawn["mean"] - drawn["std"], drawn["mean"] + drawn["std"], along="x")
+    dots = dots[dots.groupby("workload")["mean"].transform("size") > 1]  # one point is no figure
+    if dots.empty:
+        return None
+    kinds = np.where(dots["is_reference"], "for reference", np.where(dots["runs"] > 1, "search paid for", "no search"))
+    dots = dots.assign(kind=kinds, place=dots.groupby(["workload", "epsilon_target"])["mean"].rank(ascending=False))
+    order, targets = (
+        list(dots.groupby("label")["place"].mean().sort_values().index),
+        sorted(dots["epsilon_target"].unique()),
+    )
+    height = len(order) * (0.14 + 0.08 * len(targets)) + 0.9
+    figure, panels = workload_panels(dots, 3.4, height, by=["workload"])
+    for panel, rows in panels:
+        unit = shown(rows["score"].iloc[0])
+        best = unit.factor * ceilings.loc[ceilings["workload"] == rows["workload"].iloc[0], "mean"].max()
+        rows = rows.assign(
+            at=rows["label"].map(order.index) + 0.72 * rows["epsilon_target"].map(targets.index) / len(targets)
+        )
+        for (kind, target), of_kind in rows.groupby(["kind", "epsilon_target"]):
+            look = {"fmt": "o", "ms": 4, "elinewidth": 1, "color": _shade(kind, targets.index(target), len(targets))}
+            mean, name = unit.factor * of_kind["mean"], f"{kind}, {named_epsilon(target)}"
+            panel.errorbar(mean, of_kind["at"], xerr=bars(of_kind), label=name, **look)
+        if len(private) and math.isfinite(best):
+            panel.axvline(best, color=GREY, linestyle="--", linewidth=1, label="best without privacy")
+        is_first = panel.get_subplotspec().is_first_col()
+        panel.set_yticks(
+            [at + 0.36 * (1 - 1 / len(targets)) for at in range(len(order))], order if is_first else [""] * len(order)
+        )
+        panel.set(xlabel=f"test {unit.label}", ylim=(len(order) - 0.14, -0.36))
+        for at in range(1, len(order)):
+            panel.axhline(at - 0.25, color=GREY, lw=0.3, alpha=0.5)
+        panel.grid(False, axis="y")
+        panel.tick_params(axis="y", length=0)
+        panel.spines[["top", "right"]].set_visible(False)
+        whole_ticks(panel.xaxis, 6)
+    legend(figure)
     return figure
 
 
-def _panel(axis: Axes, rows: pd.DataFrame, styles: Styles) -> None:
-    axis.xaxis.set_major_locator(MaxNLocator(5))  # more labels than that run into each other
-    for at, row in enumerate(rows.to_dict("records")):
-        style, face = styles[row["label"]], {"mfc": "white"} if row["runs"] > 1 else {}
-        axis.errorbar(row["mean"], at, xerr=row["std"], ms=5.5, label=row["label"], **face, **style.dots)
-    axis.set_yticks(range(len(rows)), [row["label"] + _tuning(row) for row in rows.to_dict("records")])
-    axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.grid(False, axis="y")
-    axis.tick_params(axis="y", length=0)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _tuning(row: dict) -> str:
-    """A remark on a number that took more than the target epsilon."""
-    if row["tuning"] == "fixed":
-        return " (set by hand)"
-    spent = upper(row["epsilon_with_tuning"])
-    return f" (ε {spent})" if spent != upper(row["epsilon_target"]) else ""
+def _shade(kind: str, place: int, count: int) -> tuple[float, ...]:
+    """A kind's colour, mixed with white for the smaller epsilons."""
+    share = 0.45 + 0.55 * (place + 1) / count
+    return tuple(1 - share * (1 - part) for part in to_rgb(KINDS[kind]))

@@ -1,44 +1,53 @@
-"""Test score against epsilon: one line per method with its spread over seeds, the non-private ceiling dashed.
-
-Hollow markers repeat a searched method's score at the epsilon that its whole search has spent.
-"""
+"""Test score against the ε of the whole search: one line per method with its spread over seeds."""
 
 import math
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import cut, run_axis
-from dpopt.results.drawing import GREY, Style, Styles, by_label, legend, workload_panels
+from dpopt.results.axes import bars, run_axis, whole_ticks
+from dpopt.results.drawing import GREY, Styles, by_label, legend, workload_panels
+from dpopt.results.pricing import ROUNDING
+from dpopt.results.ranking import method
 from dpopt.results.scores import shown
 
 NEEDS = "comparison"
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One panel a workload; epsilon on a log scale. An axis of scores is cut where it is empty."""
-    figure, panels = workload_panels(frame, 5, 3.8, by=["workload"])
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """One panel a workload; dashed: without privacy. Bars are one standard deviation to each side.
+
+    Hollow markers are for reference: their search spends more than its target, and a faint line marks the ε of its
+    reported run alone; or a value was set by hand, which is not charged, and they stand at the ε of the run.
+    """
+    private = frame[(frame["epsilon_target"] < math.inf) & frame["mean"].notna()]
+    private = private[private.groupby("workload")["mean"].transform("size") > 1]  # one point is no figure
+    if private.empty:
+        return None
+    figure, panels = workload_panels(private, 5, 3.8, by=["workload"])
     for panel, rows in panels:
-        unit = shown(rows["score"].iloc[0])
-        rows = rows.assign(mean=unit.factor * rows["mean"], std=unit.factor * rows["std"].fillna(0))
-        private, ceiling = rows[rows["epsilon_target"] < math.inf], rows[rows["epsilon_target"] == math.inf]
-        for label, style, line in by_label(private, styles):
-            _line(panel, label, style, line)
-        if (private["runs"] > 1).any():
-            panel.plot([], [], "o", color=GREY, mfc="white", label="at ε with tuning")
-        for row in ceiling.to_dict("records"):
-            colour = styles[row["label"]].colour
-            panel.axhline(row["mean"], linestyle=(0, (4, 2)), color=colour, label=f"{row['label']} (ε = ∞)")
+        workload, unit = rows["workload"].iloc[0], shown(rows["score"].iloc[0])
+        is_over = rows["epsilon_with_tuning"] > rows["epsilon_target"] * ROUNDING
+        for label, style, line in by_label(rows, styles):
+            line = line.sort_values("epsilon_with_tuning")
+            look = {"capsize": 2, "label": method({"label": label, "tuning": line["tuning"].iloc[0]}), **style.line}
+            panel.errorbar(line["epsilon_with_tuning"], unit.factor * line["mean"], bars(line), **look)
+            beside = line[line["is_reference"]]
+            panel.plot(beside["epsilon_with_tuning"], unit.factor * beside["mean"], mfc="white", **style.dots)
+            alone = line[is_over[line.index] & (line["tuning"] != "fixed")]
+            tick = {"ls": "none", "marker": "|", "ms": 9, "alpha": 0.5, "color": style.colour}
+            panel.plot(alone["epsilon_single"], unit.factor * alone["mean"], **tick)
+        if rows["is_reference"].any():
+            panel.plot([], [], "o", mfc="white", color=GREY, label="for reference")
+        if is_over.any():
+            panel.plot([], [], "|", ms=9, color=GREY, label="one run of a search that is not paid for")
+        ceilings = frame[(frame["workload"] == workload) & (frame["epsilon_target"] == math.inf)]
+        for row in ceilings.to_dict("records"):
+            look = {"linestyle": (0, (4, 2)), "color": styles[row["label"]].colour}
+            panel.axhline(unit.factor * row["mean"], label=f"{row['label']} (ε = ∞)", **look)
         panel.set(ylabel=f"test {unit.label}")
-        run_axis(panel, private["epsilon_target"], "ε spent by the reported run")
-        cut([panel], rows["mean"] - rows["std"], rows["mean"] + rows["std"])
+        by_hand = ", by hand: of the run" if (rows["tuning"] == "fixed").any() else ""
+        run_axis(panel, rows["epsilon_target"], f"ε of the whole search{by_hand}")
+        whole_ticks(panel.yaxis, 6)
     legend(figure, styles)
     return figure
-
-
-def _line(panel: Axes, label: str, style: Style, rows: pd.DataFrame) -> None:
-    rows = rows[rows["mean"].notna()].sort_values("epsilon_target")
-    panel.errorbar(rows["epsilon_single"], rows["mean"], rows["std"], capsize=3, label=label, **style.line)
-    if (rows["runs"] > 1).any():
-        panel.plot(rows["epsilon_with_tuning"], rows["mean"], alpha=0.6, mfc="white", lw=0.8, **style.line)

@@ -6,7 +6,7 @@ After Figure 5 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import run_axis
+from dpopt.results.axes import bars, run_axis
 from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import Styles, by_label, legend, sweeps, workload_panels
 from dpopt.results.scores import shown
@@ -15,7 +15,10 @@ NEEDS = "sweep"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
-    """Each method at the batch size, learning rate (and C) that validate best."""
+    """Each method at the batch size, learning rate (and C) that validate best; nothing pays for this choice.
+
+    Bars are one standard deviation to each side.
+    """
     tuned = set(sweeps(frame)["label"])
     best = validated_best(frame, ["workload", "epochs", "epsilon_target", "label"])
     if best.empty:
@@ -25,9 +28,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         unit = shown(rows["score"].iloc[0])
         for label, style, line in by_label(rows, styles):
             line = line.sort_values("epsilon_target")
-            name, spread = f"{label}, C tuned" if label in tuned else label, unit.factor * line["std"].fillna(0)
-            panel.errorbar(line["epsilon_target"], unit.factor * line["mean"], spread, label=name, **style.line)
+            name = f"{label}, C tuned" if label in tuned else label
+            panel.errorbar(line["epsilon_target"], unit.factor * line["mean"], bars(line), label=name, **style.line)
         panel.set(ylabel=f"test {unit.label}")
-        run_axis(panel, rows["epsilon_target"], "ε")
+        run_axis(panel, rows["epsilon_target"], "target ε, choice of B and C not paid for")
     legend(figure, styles)
     return figure

@@ -17,10 +17,10 @@ NEEDS = "ranking"
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     """A line a method, best first; bars at the right join averages closer than the critical difference (Nemenyi).
 
-    There are bars only with enough workloads; the text below says so where there are not.
+    Nothing is drawn of fewer workloads than ranks are tested with.
     """
     averages, rows = ranking.average_ranks(frame), ranking.everywhere(frame)
-    if rows.empty:
+    if (test := ranking.rank_test(frame)) is None:
         return None
     figure, axis = plt.subplots(figsize=(6.5, 1.3 + 0.32 * len(averages)), layout="constrained")
     at = {label: place for place, label in enumerate(averages["label"])}
@@ -34,17 +34,15 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     axis.set(xlabel=f"rank at equal {ranking.BUDGETS[frame['by'].iloc[0]]}")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    if test := ranking.rank_test(frame):
-        _join(axis, _cliques(averages["rank"].to_numpy(), test[1]))
+    _join(axis, _cliques(averages["rank"].to_numpy(), test[1]))
     below = textwrap.fill(f"Lines: ranks in single blocks. {ranking.verdict(frame)}", 95)
     figure.text(0.02, 0, below, va="top", size=8)
     return figure
 
 
 def _name(row: dict) -> str:
-    """With what its ranks were imputed for: replicates that failed, blocks whose budget it cannot keep."""
-    failures = f" †{row['failures']}" if row["failures"] else ""
-    return ranking.named(row) + failures + (f" ({row['lacking']} out of reach)" if row["lacking"] else "")
+    """With the replicates that its ranks were imputed for."""
+    return row["label"] + (f" ({row['failures']} failed)" if row["failures"] else "")
 
 
 def _cliques(averages: np.ndarray, critical: float) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from dpopt.results.axes import run_axis
-from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, sweeps, workload_panels
+from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, named_epsilon, sweeps, workload_panels
 
 NEEDS = "rates"
 
@@ -29,7 +29,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         sizes = np.sort(rows["batch_size"].unique()).astype(float)
         for place, (target, colour, line) in enumerate(by_epsilon(rows)):
             means = np.exp(line.groupby("batch_size")["log_rate"].mean())
-            panel.plot(means.index, means, "o-", ms=4, color=colour, label=f"ε = {target:g}")
+            panel.plot(means.index, means, "o-", ms=4, color=colour, label=named_epsilon(target))
             if len(means) > 1:
                 power = np.polyfit(line["log_size"], line["log_rate"], 1)[0]
                 corner = {"transform": panel.transAxes, "ha": "right", "fontsize": 8}

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.results.axes import run_axis
-from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, legend, sweeps
+from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, legend, named_epsilon, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -27,7 +27,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         for target, colour, line in by_epsilon(rows):
             line = line.sort_values("batch_size")
             sizes, noise = line["batch_size"], line["noise_gradient"] * line["draws"] ** 0.5
-            cumulative.plot(sizes, noise / noise.iloc[-1], "-", color=colour, label=f"ε = {target:g}")
+            cumulative.plot(sizes, noise / noise.iloc[-1], "-", color=colour, label=named_epsilon(target))
             flat = noise <= PLATEAU * noise.min()
             cumulative.plot(sizes[flat], (noise / noise.iloc[-1])[flat], "o", color=colour)
             cumulative.plot(sizes[~flat], (noise / noise.iloc[-1])[~flat], "o", mfc="white", color=colour)

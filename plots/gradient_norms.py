@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.results.clip_batch import NO_CLIP, fixed_pair
-from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, remarks, workload_panels
+from dpopt.results.drawing import GREY, Styles, by_epsilon, legend, named_epsilon, remarks, workload_panels
 
 NEEDS = "diagnostics"
 BELOW = 1000
@@ -29,7 +29,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     for panel, rows in panels:
         for target, colour, line in by_epsilon(rows):
             over = line.groupby("epoch")[["q5", "q50", "q95"]].mean()
-            panel.plot(over.index, over["q50"], color=colour, label=f"ε = {target:g}")
+            panel.plot(over.index, over["q50"], color=colour, label=named_epsilon(target))
             panel.fill_between(over.index, over["q5"], over["q95"], color=colour, alpha=0.15, lw=0)
             if "best_clip" in line:
                 best = line.dropna(subset="best_clip").groupby("epoch")["best_clip"].mean()

@@ -11,6 +11,8 @@ from dpopt.results.drawing import Style, Styles, band, by_label, legend, panels,
 NEEDS = "curves"
 LEAST = 1e-12
 """Lower rates are drawn here, where steps are without effect: one that shrinks for ever would hide all others."""
+MANY = 8
+"""Of more methods, each family (the first word of an optimizer's name) has panels of its own."""
 SEEDS = 3
 """From as many on, a rate that is found has one line and a band."""
 
@@ -25,6 +27,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     shown = frame[is_shown]
     if shown.empty:
         return None
+    if shown["label"].nunique() > MANY:
+        families = shown["optimizer"].str.split("_").str[0].replace("dp", "DP-SGD, DP-Adam")
+        shown = shown.assign(workload=shown["workload"] + "\n" + families)
     figure, axes = panels(shown, 3.8, 3.6, sharey="row")
     name = f"learning rate (at least {LEAST:g})" if shown["eta"].between(0, LEAST, "left").any() else "learning rate"
     name += "\n(gaps: negative)" if (shown["eta"] < 0).any() else ""

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results import ranking
+from dpopt.results import ranking, statistics
 from dpopt.results.drawing import Style, Styles, by_label, legend
 from dpopt.results.scores import shown
 
@@ -19,8 +19,14 @@ APART = 0.08
 """The least part of the axis between two of its ticks."""
 
 
-def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One panel a score, distances on a square-root scale; a line that stays below 1 has no result in some blocks."""
+def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
+    """One panel a score, distances on a square-root scale; a line that stays below 1 has no rank in some blocks.
+
+    From as many workloads on as ranks are tested with: of fewer, steps are single tasks.
+    """
+    frame = frame[frame["rank"].notna()]
+    if frame["workload"].nunique() < statistics.ENOUGH:
+        return None
     scores = frame["score"].unique()
     size = (5.2 * len(scores) + 1.2, 3.8)
     figure, axes = plt.subplots(1, len(scores), figsize=size, squeeze=False, layout="constrained")
@@ -44,11 +50,11 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
 
 def _line(axis: Axes, rows: pd.DataFrame, blocks: int, factor: float, farthest: float, style: Style) -> None:
     """Markers where a block comes in; one that the method is not in never does."""
-    gaps = (-factor * rows["difference"]).where(ranking.has_score(rows), np.inf).to_numpy()
+    gaps = (-factor * rows["difference"]).where(rows["failures"] < rows["seeds"], np.inf).to_numpy()
     distances = np.unique(np.append(gaps[np.isfinite(gaps)], 0.0))
     shares = (gaps <= distances[:, None]).sum(axis=1) / blocks
     ends, last = np.append(distances, farthest), np.append(shares, shares[-1])
-    options = {"where": "post", "markersize": 4, "clip_on": False, "label": ranking.named(rows.iloc[0].to_dict())}
+    options = {"where": "post", "markersize": 4, "clip_on": False, "label": rows["label"].iloc[0]}
     axis.step(ends, last, markevery=range(len(distances)), **options, **style.line)
 
 

@@ -244,7 +244,7 @@ COMMANDS = {
     "verify": "suite=odd",
     "list": "",
     "bench": "cases=mlp engines=none optimizers=none",
-    "audit": "epsilon=inf controls=false",
+    "audit": "suite=odd optimizers=dp_sgd epsilon=inf controls=false trials=20 game_draws=2 canaries=2",
     "new": "optimizer",
 }
 """Commands that end at once -> the words that they need."""

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from fabricated import noted
 
-from dpopt.cli import main
+from dpopt.cli import COMMANDS, listing, main
 from dpopt.cli.keys import read
 from dpopt.cli.privacy import Calibrate
 from dpopt.cli.results import Rank
 from dpopt.errors import ConfigError
+from dpopt.suites.suite import load_suite, suite_files
 
 KNOWN = Path(__file__).parent / "privacy" / "known_answers.csv"
 ROWS = list(csv.DictReader(KNOWN.read_text().splitlines()[1:]))
@@ -117,7 +118,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     for command, text in told.items():
         keys = SMALL if command in ("plan", "run", "retry") else SMALL[:1]
         assert main([command, *keys, here]) == 0
-        assert text in "".join(capsys.readouterr())
+        assert text in " ".join("".join(capsys.readouterr()).split())
     figures = tmp_path / "plots"
     figures.mkdir()
     for name in ("accuracy_vs_epsilon", "learning_rate", "audit"):
@@ -130,7 +131,7 @@ def test_a_suite_from_plan_to_figures(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].count("learning_rate.") == 2
     assert main(["rank", "suite=quickstart", here, "budgets=[4]"]) == 0
     assert main(["rank", "suite=quickstart", here, "by=draws"]) == 0
-    assert "Methods have the same number of draws" in capsys.readouterr().out
+    assert "Ranks at equal draws, on average" in capsys.readouterr().out
     assert main(["report", "suite=quickstart", here, f"plots={figures}"]) == 0
     folder = tmp_path / "results" / "suites" / "quickstart"
     assert "<svg" in (folder / "report.html").read_text()
@@ -186,8 +187,8 @@ def test_runs_that_follow_from_others_are_run_by_the_same_command(searches, caps
     assert main(["run", *arguments]) == 0
     assert f"0 cells run, {len(before) + 4} were done" in capsys.readouterr().err
     assert main(["table", *arguments]) == 0
-    assert "ε composed" in capsys.readouterr().out
     folder = Path(arguments[1].partition("=")[2]) / "suites" / "searches"
+    assert "| ε composed " in (folder / "table.md").read_text()
     rows = {row["label"]: row for row in csv.DictReader((folder / "table.csv").read_text().splitlines())}
     spent = {label: float(row["epsilon_with_tuning"]) for label, row in rows.items()}
     assert 4 < 1.2 * spent["linear"] < 1.2 * spent["free"]
@@ -227,10 +228,14 @@ def test_a_run_of_a_search_that_has_was_cut_short_is_damaged(searches, capsys):
     ("arguments", "message"),
     [
         (["run"], "suite"),
-        (["run", "suite=quickstrat"], "did you mean 'quickstart'"),
+        (["run", "quickstrat"], "^error: suite: .*there is no such suite; did you mean 'quickstart'\\?$"),
+        (["list", "optimisers"], "what: .* did you mean 'optimizers'"),
         (["run", "suite=quickstart", "seed=[1]"], "did you mean 'seeds'"),
         (["run", "suite=quickstart", "device=gpu"], "device: 'gpu' cannot be used; expected auto, cpu, cuda or cuda:N"),
-        (["plan", "suite=quickstart", "settings.dp_sgd.tuning=private"], r"dp_sgd\.selection: None"),
+        (
+            ["plan", "suite=quickstart", "optimizers=[doppler]", "settings.doppler.tuning=private"],
+            r"doppler\.selection: None",
+        ),
         (["plot", "suite=quickstart", "figure=acuracy_vs_epsilon"], "did you mean 'accuracy_vs_epsilon'"),
         (["table", "suite=quickstart", "results=/nowhere"], "/nowhere holds nothing of it"),
         (["epsilon", "rate=0.1", "noise=1", "draws=10"], "delta"),
@@ -244,3 +249,35 @@ def test_bad_input_gets_one_clear_error(arguments, message, capsys):
     assert captured.err.startswith("error: ")
     assert re.search(message, captured.err)
     assert "Traceback" not in captured.err + captured.out
+
+
+def test_a_suite_is_named_by_a_word_alone(capsys):
+    arguments = ["workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0", "epsilon=inf"]
+    assert main(["plan", "quickstart", *arguments]) == 0
+    assert "1 distinct cells of suite quickstart" in capsys.readouterr().out
+
+
+def test_suites_are_listed_with_what_they_are_and_need():
+    rows, suite = {row["suite"]: row for row in listing.LISTED["suites"]()}, load_suite("quickstart")
+    assert rows.keys() == suite_files().keys()
+    assert rows["quickstart"]["what it is"] == suite.description
+    counts = len(suite.optimizers), len(suite.workloads), len(suite.epsilon), len(suite.seeds)
+    assert rows["quickstart"]["size"] == "{} rows × {} workloads × {} ε × {} seeds".format(*counts)
+    assert rows["sst2_lora"]["needs"] == "text"
+    assert rows["learning_rate_free"]["needs"].startswith("parameter-free")
+
+
+def test_the_first_help_groups_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    groups = [block.splitlines() for block in shown.split("\n\n")]
+    listed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in groups if lines[0].endswith(":")}
+    assert listed["run a suite:"] == ["plan", "run", "status", "cancel", "retry"]
+    assert [name for names in listed.values() for name in names if name in COMMANDS] == list(COMMANDS)
+
+
+def test_help_of_list_says_what_there_is_to_list(capsys):
+    with pytest.raises(SystemExit):
+        main(["list", "--help"])
+    assert f"what={'|'.join(listing.LISTED)}\n" in capsys.readouterr().out

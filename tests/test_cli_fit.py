@@ -1,6 +1,9 @@
 """`dpopt fit`: from a file, a data set or a workload to a folder that `dpopt.load` reads."""
 
 import math
+import os
+import stat
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,6 +15,7 @@ from dpopt import registry
 from dpopt.cli import main
 from dpopt.privacy import epsilon
 from dpopt.workloads import data
+from dpopt.workloads.data import own
 
 PUBLIC = ["ranges.age=[18,90]", "ranges.income=[0,100]", "values.city=[a,b,c]"]
 QUICK = ["epsilon=3", "accountant=rdp", "batch_size=200"]
@@ -31,7 +35,7 @@ def here(tmp_path, monkeypatch):
 
 def test_from_a_file_to_a_folder(here, capsys):
     words = ["from=people.csv", "target=label", *PUBLIC, "optimizer=dp_adam", "fields.lr=0.05", "options.hidden=8"]
-    assert main(["fit", *words, *QUICK, "epochs=20", "to=folder"]) == 0
+    assert main(["fit", *words, *QUICK, "epochs=20", "to=folder", "keep=true"]) == 0
     printed = capsys.readouterr().out
     model = registry.create_workload("table", data="people", hidden=8).model()
     result = dpopt.load("folder", model)
@@ -71,6 +75,9 @@ SAID = ["optimizer=dp_sgd", *QUICK, "epochs=4", "to=folder"]
         (["from=people.csv", *SAID[:-1]], "the key `to` is missing"),
         (["from=people.csv", *SAID[:-1], "to=people.csv"], "to: 'people.csv' cannot be used; it exists"),
         (SAID, "expected one of workload=NAME, data=NAME and from=PATH"),
+        (["workload=digits_mlp", "data=mnist", *SAID], "fit: ['workload', 'data'] cannot be used; expected one of"),
+        (["from=people.csv", "fields.lr=1", *SAID[1:]], "fields: {'lr': 1} cannot be used; expected them with optim"),
+        (["data=mnist", "keep=true", *SAID], "expected from=PATH"),
         (["target=label", *SAID], "expected from=PATH"),
         (["from=nowhere.csv", *SAID], "from: 'nowhere.csv' cannot be used; there is nothing"),
         (["from=People.csv", *SAID], "name: 'People' cannot be used; expected words of small letters"),
@@ -91,28 +98,43 @@ def test_what_cannot_be_used_is_one_error_before_any_work(words, message, here, 
 
 def test_what_is_public_has_to_be_stated(here, capsys):
     assert main(["fit", "from=people.csv", *SAID]) == 2
-    assert "state in data/people.yaml what is known of each" in " ".join(capsys.readouterr().err.split())
-    assert not (here / "folder").exists()
-
-
-def test_the_same_file_again_is_the_same_data_and_another_one_is_refused(here, capsys):
-    words = ["fit", "from=people.csv", *PUBLIC, "optimizer=dp_sgd", *QUICK, "epochs=0.5"]
-    assert main([*words, "to=one"]) == 0
-    made = (here / "data" / "people.yaml").read_bytes()
-    assert main([*words, "to=two"]) == 0
-    assert main([*[word for word in words if word not in PUBLIC], "to=three"]) == 0
-    one, *others = (
-        dpopt.load(name, registry.create_workload("table", data="people").model()) for name in ("one", "two", "three")
-    )
-    assert {other.record["examples"] for other in others} == {one.record["examples"]}
-    capsys.readouterr()
-    assert main([*(word for word in words if "age=" not in word), "ranges.age=[0,90]", "to=four"]) == 2
-    assert "it or a key has changed since data/people.yaml was made (age)" in " ".join(capsys.readouterr().err.split())
-    text = (here / "people.csv").read_text()
-    (here / "people.csv").write_text(text.replace(",yes\n", ",no\n", 1))
-    assert main([*words, "to=four"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "(splits): say data=people for what it was, or move data/people.yaml and data/people/ away" in error
-    assert (here / "data" / "people.yaml").read_bytes() == made
-    assert not (here / "four").exists()
-    assert {path.name for path in here.glob(".dpopt-*")} == set()
+    assert "say what is public of each, whatever the records are" in error
+    assert "'ranges.age=[0,100]'" in error
+    assert sorted(path.name for path in here.iterdir() if path.name != "cache") == ["people.csv"]
+
+
+def test_nothing_of_the_records_stays_unless_that_is_asked_for(here, capsys, monkeypatch):
+    monkeypatch.setenv("DPOPT_CACHE", str(here / "cache"))
+    words = ["fit", "from=people.csv", *PUBLIC, "optimizer=dp_sgd", *QUICK, "epochs=0.5"]
+    places = []
+    monkeypatch.setattr(own, "keep", partial(noted_place, places, own.keep))
+    assert main([*words, "checkpoint=run", "to=one"]) == 0
+    assert {path.name for path in here.iterdir()} == {"people.csv", "one", "run"}
+    assert os.environ["DPOPT_CACHE"] == str(here / "cache")
+    assert main([*words, "checkpoint=run", "to=two"]) == 0
+    one, two = (dpopt.load(name) for name in ("one", "two"))
+    assert torch.equal(one.model[1].weight, two.model[1].weight)
+    assert two.record["resumed_at"] == len(one.ledger) > 0
+    # A mistake that shows late leaves nothing either, so the corrected command works.
+    assert main([*words, "keep=true", "engine=none", "to=three"]) == 2
+    assert main([*words, "keep=true", "batch_size=1e6", "to=three"]) == 2
+    assert {path.name for path in here.iterdir()} == {"people.csv", "one", "two", "run"}
+    assert main([*words, "keep=true", "to=three"]) == 0
+    assert {path.name for path in here.iterdir()} == {"people.csv", "one", "two", "three", "run", "data"}
+    assert places == [(0o700, ["cache", "people"])]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (here / "data" / "people").iterdir()] == [0o600] * 2
+    assert data.entry("people").columns["age"].range == (18, 90)
+    # What is kept is touched by nothing but its owner, whatever a later command does.
+    before = {path: path.read_bytes() for path in (here / "data").rglob("*.*")}
+    assert main([*words, "keep=true", "to=four"]) == 2
+    assert main([*words, "to=one"]) == 2
+    assert main([*[word for word in words if "age" not in word], "ranges.age=[0,90]", "to=four"]) == 0
+    assert {path: path.read_bytes() for path in (here / "data").rglob("*.*")} == before
+    assert "data/people exists" in " ".join(capsys.readouterr().err.split())
+
+
+def noted_place(places, keep, entry):
+    folder = entry.folder.parent
+    places.append((stat.S_IMODE(folder.stat().st_mode), sorted(path.name for path in folder.iterdir())))
+    return keep(entry)

@@ -34,7 +34,7 @@ def _in_the_source_tree(monkeypatch):
         ("run suite=quicks", ["suite=quickstart"]),
         ("run suite=quickstart optim", ["optimizers="]),
         ("run diagnostics=", ["diagnostics=true", "diagnostics=false"]),
-        ("run suite=quickstart optimizers=hyfreedp_w", ["optimizers=hyfreedp_warm"]),
+        ("run suite=quickstart optimizers=hyfreedp_n", ["optimizers=hyfreedp_noise_aware"]),
         ("run suite=quickstart optimizers=[fiber,dp_adamb", [f"optimizers=[fiber,dp_adambc{end}" for end in ",]"]),
         ("run suite=quickstart optimizers=[fiber,fib", []),
         ("table compare=", ["compare=published"]),

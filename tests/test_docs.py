@@ -28,7 +28,7 @@ from dpopt.suites.suite import load_suite
 
 TREE = Path(__file__).parents[1]
 TUTORIALS = sorted((TREE / "docs" / "tutorials").glob("*.md"))
-LONG = ("matrix", "results", "optimizer", "fit")
+LONG = ("matrix", "results", "optimizer", "fit", "paper", "notebook")
 """Tutorials that take long."""
 PAGES = [
     *(TREE / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -141,10 +141,15 @@ def test_a_tutorial_runs_as_it_is(path, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(TREE)))
 def test_a_page_shows_what_there_is(path, tmp_path, monkeypatch, capsys):
+    mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    for name in ("results/published", "plots"):
+        Path(name).symlink_to(TREE / name)
     for block in blocks(path):
         if block.kind == "python":
-            exec(compile("\n" * block.line + block.text, str(path), "exec"), {"__name__": "page"})
+            code = compile("\n" * block.line + block.text, str(path), "exec", dont_inherit=True)
+            exec(code, {"__name__": "page"})
         elif block.kind == "yaml":
             check_yaml(block.text)
         elif block.kind == "bash":
@@ -194,10 +199,7 @@ def test_a_link_that_a_clone_has_not_is_noticed(text, tracked):
     assert {Path(os.path.normpath(TREE / "docs" / target)) for target in links(text)} - tracked - BUILT.keys()
 
 
-def test_the_readme_is_short_and_a_generated_page_says_what_each_optimizer_takes():
-    text = (TREE / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
-    assert len(text.split()) <= 900
+def test_a_generated_page_says_what_each_optimizer_takes():
     conf, rows = run_path(str(TREE / "docs" / "conf.py")), listing.LISTED["optimizers"]()
     text = conf["optimizers"](rows)
     assert [name for name in registry.optimizers() if f"## {name}\n" not in text] == []

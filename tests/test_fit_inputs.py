@@ -379,7 +379,7 @@ def test_every_part_of_a_run_is_shown_by_its_name(monkeypatch):
     fit((X, Y), progress=False)
     assert console.file.getvalue() == ""
     fit((X, Y), progress=True)
-    parts = ("reading the data", "trying the model", "calibrating the noise", "training", "12 of 12 draws")
+    parts = ("reading the data", "trying the model", "calibrating the noise", "training: draws", "12 of 12")
     places = [console.file.getvalue().find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)

@@ -7,7 +7,7 @@ from dpopt.testing.imports import forbidden_imports, imports
 PACKAGE = Path(__file__).parents[1] / "dpopt"
 FLOORS = [
     {"errors", "markup", "_lazy", "_paths"},
-    {"fields", "files", "_extras"},
+    {"fields", "files", "_extras", "bars"},
     {"documents"},
     {"types", "configurations"},
     {"clipping"},
@@ -16,7 +16,7 @@ FLOORS = [
     {"registry", "cells"},
     {"testing", "isolated"},
     {"training"},
-    {"study", "suites"},
+    {"study", "suites", "sklearn"},
     {"runs"},
     {"audit", "bench", "results"},
     {"cli"},

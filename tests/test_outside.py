@@ -13,6 +13,8 @@ outer_sign = outer.method:OuterSign
 outer_task = outer.task:OuterTask
 [dpopt.data]
 outer_data = outer
+[dpopt.metrics]
+outer_margin = outer.scores:margin
 [dpopt.launchers]
 outer_engine = outer.engine:Outer
 [dpopt.benchmarks]
@@ -110,6 +112,7 @@ class OuterTask(Workload):
     pool: ClassVar[int] = 400
     batch_size: ClassVar[int] = 100
     epochs: ClassVar[float] = 2.0
+    classes: ClassVar[int] = 2
 
     def load(self):
         generator = torch.Generator().manual_seed(0)
@@ -124,7 +127,14 @@ class OuterTask(Workload):
         return nn.Linear(3, 2)
 
     def report(self, predict, split):
-        return {"zeros": float((predict(split.x).argmax(1) == 0).double().mean())}
+        zeros = float((predict(split.x).argmax(1) == 0).double().mean())
+        return super().report(predict, split) | {"zeros": zeros}
+'''
+SCORES = '''"""A metric that every classifier gets."""
+
+
+def margin(outputs, targets):
+    return float(outputs.gather(1, targets[:, None]).mean() - outputs.mean())
 '''
 ENGINE = '''"""Jobs are processes of this machine."""
 
@@ -200,7 +210,14 @@ def outside(tmp_path):
     for folder in (package / "suites", package / "figures", about, tmp_path / "here"):
         folder.mkdir(parents=True)
         (folder / "__init__.py").touch()
-    files = {"__init__.py": "", "method.py": METHOD, "task.py": TASK, "engine.py": ENGINE, "outer_data.yaml": DATA}
+    files = {
+        "__init__.py": "",
+        "method.py": METHOD,
+        "task.py": TASK,
+        "scores.py": SCORES,
+        "engine.py": ENGINE,
+        "outer_data.yaml": DATA,
+    }
     files |= {"suites/outer_suite.yaml": SUITE, "figures/outer_figure.py": FIGURE}
     for name, text in files.items():
         (package / name).write_text(text)
@@ -213,12 +230,18 @@ def outside(tmp_path):
 def test_everything_that_can_be_added_is(outside):
     """One process runs all commands, as its start takes longer than they do."""
     suite = "suite=outer_suite"
-    commands = ["list what=data", f"run {suite}", f"table {suite} scores=zeros", f"plot {suite}", "verify"]
+    commands = [
+        "list what=data",
+        f"run {suite}",
+        f"table {suite} scores=[zeros,outer_margin]",
+        f"plot {suite}",
+        "verify",
+    ]
     path = os.pathsep.join(map(str, [outside / "site", *filter(None, sys.path)]))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *commands],
         cwd=outside / "here",
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
         capture_output=True,
         text=True,
     )
@@ -229,5 +252,6 @@ def test_everything_that_can_be_added_is(outside):
     assert "1 cells run, 0 were done, 0 failed" in ran
     assert "outer_sign" in table
     assert "zeros" in table
+    assert "margin" in table, table
     assert "outer_figure.svg" in plotted
     assert "0 mismatches" in verified

@@ -43,7 +43,7 @@ def test_cancel_stops_a_run_that_goes_on_later(of_suite, in_the_middle, capsys):
     assert answers == [0, 0]
     printed = capsys.readouterr()
     assert "1 done, 1 running, 1 pending" in printed.out
-    assert re.search(r"synthetic_logreg dp_sgd +4 +1 +\d+% .* process \d+", printed.out), "what runs, and who runs it"
+    assert re.search(r"synthetic_logreg +dp_sgd +4 +1 +\d+% .* process \d+", printed.out), "what runs, and who runs it"
     assert "2 cells run" in printed.err, "inline finishes the cell that is running"
     assert "run the same command again" in printed.err
     assert main(["run", *of_suite]) == 0, "it was another run that was asked to stop"
@@ -81,3 +81,21 @@ def test_slurm_is_refused_where_there_is_none(of_suite, capsys):
     pytest.importorskip("submitit")
     assert main(["run", *of_suite, "engine=slurm"]) == 2
     assert "srun" in capsys.readouterr().err
+
+
+def test_a_suite_is_watched_until_its_cells_have_ended(of_suite, tmp_path, capsys, monkeypatch):
+    """A result that is away for the first look is back for the second."""
+    assert main(["run", *of_suite, "seeds=[0, 1]"]) == 0
+    capsys.readouterr()
+    store = Store(tmp_path / "results")
+    (lost, *_) = [cell["run_id"] for cell in store.manifest("small")["cells"]]
+    store.folder(lost, "run.json").rename(store.root / "away")
+
+    def come_back(seconds):
+        (store.root / "away").rename(store.folder(lost, "run.json"))
+
+    monkeypatch.setattr("dpopt.cli.results.time.sleep", come_back)
+    assert main(["status", *of_suite, "watch=true"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert "1 done" in first
+    assert "2 done" in last

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
-from dpopt import audit, clipping, configurations, fields, registry
+from dpopt import audit, bars, clipping, configurations, fields, registry
 from dpopt.cells import Cell
 from dpopt.configurations import first_key
 from dpopt.errors import ConfigError, unknown
@@ -109,17 +108,13 @@ def _cells(suite: Suite) -> Iterator[tuple[str, Cell]]:
 
 def _rows(tasks: list[_Row], workers: int, console: Console | None) -> list[dict[str, Any]]:
     rows = [dict[str, Any]() for _ in tasks]
-    is_plain = console is not None and not console.is_terminal
-    bar = Progress(console=console, disable=console is None or is_plain, transient=True)
+    bar = bars.bar(console, has_lines=True)
     # A row that fails, or runs out of memory in its process, does not end the others.
-    with bar as progress, closing(side_by_side([find for _, find in tasks], workers)) as answers:
-        shown = progress.add_task("audit", total=len(tasks))
+    with bar as show, closing(side_by_side([find for _, find in tasks], workers)) as answers:
         for done, (number, answer, failure) in enumerate(answers, 1):
             head = tasks[number][0]
             rows[number] = head | (answer or {"epsilon": None}) | {"failure": failure}
-            progress.update(shown, advance=1, description=f"audit: {head['name']}")
-            if console is not None and is_plain:
-                console.print(f"{done}/{len(tasks)} audits: {head['name']}")
+            show("audits", done, len(tasks), head["name"])
     return rows
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import threading
 from collections.abc import Sequence
 
-from dpopt import __version__
+from dpopt import __version__, bars
 from dpopt.cli.completion import answer
 from dpopt.cli.console import ERR, complain
-from dpopt.cli.fitting import Fit
+from dpopt.cli.fitting import Fit, Predict
 from dpopt.cli.keys import Command
 from dpopt.cli.listing import List
 from dpopt.cli.new import KINDS, new
@@ -32,7 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     if command.run not in (run, retry, Fit, bench, audit):  # these train, and their garbage may hold large tensors
         gc.set_threshold(100_000)  # importing torch and reading thousands of records makes much that lives, no garbage
+    if ERR.is_terminal:  # two seconds without a word are long
+        reminder = threading.Timer(2.0, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
+        reminder.daemon = True
+        reminder.start()
     try:
+        word = "" if not chosen.overrides or set("=~+") & set(chosen.overrides[0]) else chosen.overrides[0]
+        if word and (named := next((key for key in ("suite", "what") if key in command.values()), "")):
+            chosen.overrides[0] = f"{named}={word}"  # `dpopt run quickstart`
         keys = [override.partition("=")[0].lstrip("+") for override in chosen.overrides if "=" in override]
         if repeated := next((key for key in keys if keys.count(key) > 1), None):
             # one of the two values would not count
@@ -54,13 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dpopt", description="Benchmark differentially private adaptive optimizers.")
+    listed = []
+    for name, command in COMMANDS.items():
+        listed += [f"\n{_HEADINGS[name]}:"] if name in _HEADINGS else []
+        listed.append(f"  {name:<13}{command.text}")
+    parser = argparse.ArgumentParser(
+        prog="dpopt",
+        description="Benchmark differentially private adaptive optimizers.",
+        epilog="\n".join([*listed, "\n`dpopt COMMAND --help` shows the keys that a command takes."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"dpopt {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of those below")
     for name, command in COMMANDS.items():
         added = commands.add_parser(
             name,
-            help=command.text,
             description=command.description,
             epilog=command.help,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_HEADINGS = {
+    "list": "names and new files",
+    "fit": "a model of your own",
+    "plan": "run a suite",
+    "table": "read its results",
+    "publish": "publish and verify",
+    "audit": "privacy and cost",
+}
+"""First command of a group -> what stands above the group."""
 _OF_SUITE = "suite=NAME KEY=VALUE"
 COMMANDS: dict[str, Command] = {
     "list": Command(List, "optimizers, workloads, data sets and suites"),
@@ -82,6 +107,7 @@ COMMANDS: dict[str, Command] = {
         usage="KIND NAME KEY=VALUE",
     ),
     "fit": Command(Fit, "a private model of a data file, a data set or a workload"),
+    "predict": Command(Predict, "what such a model says of new records"),
     "plan": Command(plan, "a suite's cells by state, and their cost", PlanKeys, ("suite",), usage=_OF_SUITE),
     "run": Command(run, "train what is not done of a suite", SuiteKeys, ("suite",), usage=_OF_SUITE),
     "status": Command(Status, "how far a suite is, and what failed"),

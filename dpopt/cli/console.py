@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from dpopt.markup import line, lines
+from dpopt import bars
+from dpopt.markup import MARKED, TERMINAL, lines
+
+if TYPE_CHECKING:
+    from dpopt.results.writing import Table
 
 
-class _Plain(Console):
+class Plain(Console):
     """Prints text as it is, without markup and control characters."""
 
     def __init__(self, **options: Any) -> None:
@@ -19,10 +22,11 @@ class _Plain(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """See `rich.console.Console`."""
+        bars.has_spoken = True
         super().print(*(lines(each) if isinstance(each, str) else each for each in objects), **options)
 
 
-OUT, ERR = _Plain(soft_wrap=True), _Plain(soft_wrap=True, stderr=True)
+OUT, ERR = Plain(soft_wrap=True), Plain(soft_wrap=True, stderr=True)
 
 
 def complain(what: str, text: str) -> None:
@@ -30,24 +34,12 @@ def complain(what: str, text: str) -> None:
     ERR.print(Text.assemble((f"{what}: ", "red"), lines(text)))
 
 
-def print_table(table: Any, is_styled: bool = False) -> None:
-    """Print a mapping or a data frame, name -> texts, each row on a line; `is_styled`: they are in style `TERMINAL`."""
+def print_table(table: Table) -> None:
+    """Print a table as the terminal's width allows; no row breaks."""
+    from dpopt.results.layout import lines
 
-    def text(cell: str) -> Text:
-        return Text.from_ansi(cell) if is_styled else Text(line(cell))
-
-    columns, shown = dict(table.items()), Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        shown.add_column(text(name), no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        shown.add_row(*map(text, row))
-    needed = OUT.measure(shown, options=OUT.options.update(max_width=1000)).maximum
-    print_wide(shown, needed)  # a narrow terminal breaks lines better than cells
-
-
-def print_wide(shown: Table, width: int) -> None:
-    """Print a table at least so wide, whatever the terminal is."""
-    _Plain(width=max(OUT.width, width)).print(shown)
+    style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
+    Plain(soft_wrap=True).print(Text.from_ansi("\n".join(lines(table, OUT.width, style))))
 
 
 def report_problems(problems: list[str]) -> None:

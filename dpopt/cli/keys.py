@@ -126,7 +126,9 @@ class Command:
             default = "" if field.default in (None, MISSING) else f"{field.default}"
             is_needed = field.default is MISSING and field.default_factory is MISSING
             value = "..." if is_needed else "|".join(named) or default
-            lines.append(f"  {f'{name}={value}':<24} {field.metadata['text']}")
+            shown = f"{name}={value}"  # a long one, which lists the values that there are, has a line for itself
+            gap = "" if len(shown) <= 24 else f"\n{27 * ' '}"
+            lines.append(f"  {shown:<24}{gap or ' '}{field.metadata['text']}")
         files = [(_BASE / f"{name}.yaml").read_text("utf-8") for name in self.files]
         return "\n\n".join(filter(None, ["\n".join(lines), *files]))
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 from tabulate import tabulate
 
-from dpopt import registry
-from dpopt.cli.console import OUT, print_wide
-from dpopt.errors import ConfigError
+from dpopt import bars, fields, registry
+from dpopt._extras import EXTRAS
+from dpopt.cli.console import OUT, Plain
+from dpopt.errors import ConfigError, cut
 from dpopt.fields import key
 from dpopt.markup import MARKDOWN
+
+if TYPE_CHECKING:
+    from dpopt.suites.suite import Suite
+
+_WIDE = 140
+"""Columns of a terminal from which all of a table is shown; `_FURTHER` is left out below."""
+_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub"}
+_LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning", "size", "needs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,23 +38,34 @@ class List:
             shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
             OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
             return
-        kinds = [self.what] if self.what else [name for name in LISTED if name != "models"]  # counting takes seconds
+        kinds = [self.what] if self.what else [name for name in LISTED if name not in ("models", "suites")]
         for what in kinds:
             rows = LISTED[what]()
             # A note is longer than a cell can be: notes stand below the tables.
-            table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name != "note"]
+            left_out = {"note"} | (_FURTHER if OUT.width < _WIDE else set())
+            table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name not in left_out]
             for name in columns:
-                table.add_column(name, no_wrap=name not in ("what it does", "reference"))
+                table.add_column(name, no_wrap=name not in _LONG)
             for row in rows:
                 table.add_row(*(row[name] for name in columns))
-            print_wide(table, 180)
+            Plain(width=OUT.width).print(table)  # whose long cells are broken
             OUT.print()
+        if self.what in (None, "optimizers"):
+            print_notes(registry.optimizers())
         if not self.what:
+            OUT.print("`dpopt list suites` and `dpopt list models` print the rest", style="dim")
             from dpopt.workloads.data import catalogue
 
-            for name, entry in [*registry.entries("optimizer").items(), *catalogue.entries().items()]:
+            for name, entry in catalogue.entries().items():
                 if entry.note:
                     OUT.print(f"{name}: {entry.note}", style="dim")
+
+
+def print_notes(names: Iterable[str]) -> None:
+    """Print what the registry notes of optimizers, a line each."""
+    for name in names:
+        if note := registry.entry("optimizer", name).note:
+            OUT.print(f"{name}: {note}", style="dim")
 
 
 def _optimizers() -> list[dict[str, str]]:
@@ -65,8 +85,19 @@ def _optimizers() -> list[dict[str, str]]:
 
 
 def _workloads() -> list[dict[str, str]]:
-    entries = registry.entries("workload").items()
-    return [{"workload": name, "what it is": entry.summary, "reference": entry.reference} for name, entry in entries]
+    from dpopt.results.naming import readable_names
+
+    rows = []
+    for name, entry in registry.entries("workload").items():
+        try:
+            spec = registry.spec("workload", name, registry.create_workload(name))
+        except ConfigError:  # its data are to be named, or its package is an extra that is not installed
+            spec = {"name": name, **entry.fields}
+        (readable,) = readable_names([spec]).values()
+        rows.append(
+            {"workload": name, "in tables": readable, "what it is": entry.summary, "reference": entry.reference}
+        )
+    return rows
 
 
 def _data_sets() -> list[dict[str, str]]:
@@ -88,9 +119,33 @@ def _data_sets() -> list[dict[str, str]]:
 
 
 def _suites() -> list[dict[str, str]]:
-    from dpopt.suites.suite import suite_files
+    from dpopt.suites.suite import load_suite, suite_files
 
-    return [{"suite": name, "file": str(path)} for name, path in suite_files().items()]
+    rows, files = [], suite_files()
+    for name, path in bars.watched(files.items(), len(files), "reading suites"):
+        try:
+            suite = load_suite(name)
+            axes = ("optimizers", "rows"), ("workloads", "workloads"), ("epsilon", "ε"), ("seeds", "seeds")
+            size = " × ".join(f"{len(getattr(suite, key))} {what}" for key, what in axes)
+            row = {"size": size, "needs": _extras(suite), "what it is": suite.description}
+        except (ConfigError, OSError) as error:  # a file of the current folder may hold anything
+            row = {"size": "?", "needs": "?", "what it is": cut(str(error), 100)}
+        rows.append({"suite": name, **row, "file": str(path)})
+    return rows
+
+
+def _extras(suite: Suite) -> str:
+    """The extras of dpopt that a suite needs."""
+    names = [suite.settings.get(label, {}).get("name", label) for label in suite.optimizers]
+    paths = [registry.entry("optimizer", name).fields.get("optimizer", "") for name in names]
+    extras = {EXTRAS[top] for path in paths if (top := path.partition(".")[0]) in EXTRAS}
+    for each in suite.workloads:
+        spec = each if isinstance(each, dict) else {"name": each}
+        entry = registry.entry("workload", spec["name"])
+        is_lora = "lora" in [*fields.listed({**entry.fields, **spec}.get("subset"))]
+        if is_lora or entry.target.partition(":")[0] in ("dpopt.workloads.text", "dpopt.workloads.generation"):
+            extras.add("text")
+    return ", ".join(sorted(extras))
 
 
 def _models() -> list[dict[str, str]]:

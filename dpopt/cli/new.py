@@ -1,10 +1,12 @@
-"""`dpopt new`: the files that a new optimizer, suite or data set begins with. They work as they are written."""
+"""`dpopt new`: the files that a new optimizer, suite or data set begins with."""
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -16,6 +18,7 @@ from dpopt import __version__, registry
 from dpopt.cli.console import OUT
 from dpopt.cli.keys import read
 from dpopt.errors import ConfigError, unknown
+from dpopt.fields import key
 from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
@@ -32,8 +35,9 @@ def new(arguments: Sequence[str]) -> None:
     """Write the files that a new optimizer, suite or data set begins with; none is overwritten.
 
     `new optimizer NAME` writes a Python file and its YAML entry where dpopt's source tree is the current folder, and
-    elsewhere a package of its own that registers the optimizer, with its conformance test. `new suite NAME` writes
-    benchmarks/NAME.yaml. Both work as they are.
+    elsewhere a package of its own that registers the optimizer, with its conformance test. With from=FILE the Python
+    file is a copy of that one; otherwise it is a template, which raises an error until its rule is written. `new suite
+    NAME` writes benchmarks/NAME.yaml, which works as it is.
 
     `new data NAME from=PATH` writes data/NAME.yaml and data/NAME/. Where there is no test split, a part of the records
     becomes one, always the same by their row numbers. Classes, counts and checksums of the records become public. The
@@ -42,7 +46,7 @@ def new(arguments: Sequence[str]) -> None:
     """
     from dpopt.files import check_writable  # here, as it loads numpy
 
-    if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] != "data"):
+    if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] == "suite"):
         raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
     kind, name, *options = arguments
     if kind not in KINDS:
@@ -69,19 +73,51 @@ def check_name(name: str) -> None:
         raise ConfigError("name", name, "expected words of small letters and digits such as dp_sign")
 
 
-def _optimizer(name: str) -> _Files:
+@dataclass(frozen=True, kw_only=True)
+class _OptimizerKeys:
+    from_: Path | None = key("Python file with the class of the optimizer", None)
+
+
+def _class_of(file: Path, name: str) -> tuple[str, str]:
+    """A module's text, and its class with a rule: of several, the one that is called like the optimizer."""
+    try:
+        text = file.read_text("utf-8")
+        classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigError("from", str(file), f"it cannot be read: {error}") from error
+    methods = [{node.name for node in each.body if isinstance(node, ast.FunctionDef)} for each in classes]
+    rules = [each for each, of in zip(classes, methods, strict=True) if of & {"step", "direction"}]
+    chosen = [each for each in rules if each.name.lower() == name.replace("_", "")] or rules
+    if len(chosen) != 1:
+        raise ConfigError("from", str(file), "expected one class with a method `step` or `direction`")
+    return text, chosen[0].name
+
+
+def _optimizer(name: str, *options: str) -> _Files:
     if name in registry.optimizers():
         raise ConfigError("name", name, "an optimizer of that name is registered: `dpopt list what=optimizers`")
     parts = [part.upper() if part in ("dp", "sgd") else part.capitalize() for part in name.split("_")]
     values = {"name": name, "class": "".join(parts), "families": " | ".join(registry.FAMILIES), "version": __version__}
     if re.search(rf"\b{values['class']}\b", _filled("optimizer.py", {})):
         raise ConfigError("name", name, f"a class {values['class']} would hide what its module imports")
+    rule, entry = _filled("optimizer.py", {}), _filled("optimizer.yaml", {})
+    if file := read(_OptimizerKeys, options, "new optimizer").from_:
+        rule, values["class"] = _class_of(file, name)
+        # What the template's entry says of its own fields is not true of others.
+        entry = "".join(entry.splitlines(keepends=True)[:4]).replace(
+            "a moving average of the private gradient", "$class"
+        )
+        if lr := re.search(r"^ +lr: \w+ = ([\d.e-]+)$", rule, re.MULTILINE):
+            rates = [float(f"{float(lr[1]) * by:.2g}") for by in (0.1, 0.3, 1, 3, 10)]
+            entry += yaml.safe_dump({"grid": {"lr": rates}})
+    else:
+        rule = Template(rule).substitute(values)
     if tree := _source_tree():
         # Two files are all: the tests of the registry hold every entry to the rules.
         values["module"] = f"dpopt.optimizers.{name}"
         contents = {
-            tree / "dpopt" / "optimizers" / f"{name}.py": _filled("optimizer.py", values),
-            tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": _filled("optimizer.yaml", values),
+            tree / "dpopt" / "optimizers" / f"{name}.py": rule,
+            tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": Template(entry).substitute(values),
         }
         return contents, [
             f"python -m pytest tests/conformance -k {name}",
@@ -94,8 +130,8 @@ def _optimizer(name: str) -> _Files:
     contents = {
         root / "pyproject.toml": _filled("pyproject.toml", values),
         root / package / "__init__.py": "",
-        root / package / f"{name}.py": _filled("optimizer.py", values),
-        root / package / f"{name}.yaml": _filled("optimizer.yaml", values),
+        root / package / f"{name}.py": rule,
+        root / package / f"{name}.yaml": Template(entry).substitute(values),
         root / "tests" / f"test_{name}.py": _filled("test_optimizer.py", values),
     }
     return contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"]

@@ -4,87 +4,99 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.progress import track
-
+from dpopt import bars
 from dpopt.cli.console import ERR, OUT, print_table, report_problems
 from dpopt.cli.keys import OfSuite
-from dpopt.errors import ConfigError, unknown
+from dpopt.errors import ConfigError
 from dpopt.fields import Name, Positive, Several, key
-from dpopt.markup import MARKED, TERMINAL, duration
+from dpopt.markup import duration
 
 if TYPE_CHECKING:
     from dpopt.results import writing
     from dpopt.results.results import Results
     from dpopt.store import Store
 
+_Layout = Literal["long", "wide"]
+_ENDS = {"markdown": "md", "latex": "tex", "csv": "csv", "html": "html"}
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
 _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
 
 
+@dataclass(frozen=True, kw_only=True)
 class Status(OfSuite):
     """Show how far a suite is, which processes run it, and what failed and why."""
 
+    watch: bool = key("true: show it again and again, until all cells have ended", False)
+
     def __call__(self) -> None:
+        while self._show() and self.watch:
+            time.sleep(5.0)
+            OUT.clear()
+
+    def _show(self) -> bool:
+        """Print it once; True if cells are left to run."""
+        from dpopt.results import writing
         from dpopt.results.progress import progress
+        from dpopt.store.runs import SETTLED
 
         results = self.stored()
         cells = results.cells.drop_duplicates("run_id")
         held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
-        # Finished runs of one kind tell how long the next one takes, so that a suite just begun shows no time.
+        # Finished runs of a workload tell how long the next one takes, so that a suite just begun shows no time.
         at_work, left = progress(cells, {run_id: holder for run_id, holder in held.items() if holder})
         counts = cells["state"].value_counts()
-        time = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
-        OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + time)
+        clock = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
+        OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + clock)
         if len(at_work):
-            print_table(at_work)
+            print_table(writing.Table(at_work, optional=("sign of life", "run", "seed", "holder", "left")))
         for problem in results.problems:
             OUT.print(problem)
+        return not bool(cells["state"].isin(SETTLED).all())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(OfSuite):
     """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
 
+    layout: _Layout = key("wide: a row for each method, a column for each data set and epsilon", "long")
+    format: Literal["markdown", "latex", "csv", "html"] | None = key("print that alone, to be copied or piped", None)
     scores: Several[Name] | None = key("[macro_accuracy,nll]: show further scores", None)
     compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
 
     def __call__(self) -> None:
-        from dpopt.results import papers, tables
-        from dpopt.store.runs import RESULTS
-
         results = self.stored()
-        comparison, scores, remarks = results.table(), self.scores or (), list[str]()
-        for score in scores:
-            if score not in (further := tables.further_scores(comparison)):
-                raise unknown("scores", score, further)
-        if self.compare and not comparison.empty:
-            comparison, remarks = papers.beside(comparison, results.store.manifest(results.suite), scores)
-        shown = tables.as_table(comparison, results.suite, scores, remarks)
-        _show(shown)
-        if not comparison.empty:  # what is there may hold more
-            _write_table(results, "table", shown)
-        missing = results.cells[~results.cells["state"].isin(RESULTS)]
-        if len(missing):
-            ERR.print(f"{len(missing)} cells have no result; rows that need them are left out")
+        shown = results.show(self.layout, scores=self.scores or (), compare=self.compare is not None)
+        if self.format:
+            print(_files(shown)[_ENDS[self.format]], end="")
+            report_problems([shown.first] if shown.first else [])
+        else:
+            _show(shown)
+            if self.compare:
+                OUT.print(shown.details, style="dim", soft_wrap=False)
+            if not results.every.empty:  # what is there may hold more
+                _write(results, "wide" if self.layout == "wide" else "table", _files(shown))
         report_problems(results.problems)
 
 
 def _show(*tables: writing.Table) -> None:
-    style = TERMINAL if OUT.is_terminal and not OUT.is_dumb_terminal else MARKED
-    for shown in tables:
-        print_table(shown.styled(style), is_styled=True)
-        OUT.print(shown.note, style="dim", soft_wrap=False)
+    for at, shown in enumerate(tables):
+        if at:
+            OUT.print()
+        print_table(shown)
+        for text in filter(None, (shown.first, shown.note)):
+            OUT.print(text, style="dim", soft_wrap=False)
 
 
-def _write_table(results: Results, name: str, table: writing.Table) -> None:
+def _files(table: writing.Table) -> dict[str, str]:
     from dpopt.results.report.sheet import sheet
 
-    _write(results, name, table.files() | {"html": sheet(table.title, [table])})
+    return table.files() | {"html": sheet(table.title, [table])}
 
 
 def _write(results: Results, name: str, files: Mapping[str, str]) -> None:
@@ -113,14 +125,13 @@ class Rank(OfSuite):
         results, budgets = self.stored(), self.budgets or ()
         if self.against:
             distances = results.against(self.against, self.by, budgets)
-            table = ranking.against_table(distances, self.against, self.by)
-            _show(table)
-            _write_table(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", table)
+            table = ranking.against_table(distances, self.against, self.by, results.names)
+            _show(table := replace(table, first=results.missing))
+            _write(results, f"against_{re.sub(r'[^A-Za-z0-9._-]', '_', self.against)}_{self.by}", _files(table))
         else:
-            frame = results.ranking(self.by, budgets)
-            _show(*ranking.as_tables(frame))
-            if not frame.empty:
-                _write(results, f"ranking_{self.by}", ranking.files(frame))
+            _show(*(ranks := results.ranks(self.by, budgets)))
+            if len(ranks) > 1:
+                _write(results, f"ranking_{self.by}", ranking.files(ranks))
         report_problems(results.problems)
 
 
@@ -155,6 +166,8 @@ class Plot(OfSuite):
     """Draw a suite's figures from stored results, into `plots/out/SUITE/`."""
 
     figure: Name | None = key("one file of `plots/`; all of them by default", None)
+    width: Positive | None = key("5.5: inches, as a page has them, with texts that can be read there", None)
+    format: Several[Literal["svg", "png", "pdf"]] | None = key("pdf: the kinds of files; by default [svg,png]", None)
 
     def __call__(self) -> None:
         from dpopt.files import check_writable
@@ -168,11 +181,12 @@ class Plot(OfSuite):
         check_writable(into, "plots", "plots=FOLDER draws the figures' files of another folder, into its out/")
         for figure in chosen:
             if self.figure:
-                drawn = results.plot(figure.name, self.plots)
+                drawn = results.plot(figure.name, self.plots, width=self.width)
             else:
-                drawn = results.draw(figure) if figure.needs in figures.OF_SUITES else None
+                drawn = results.draw(figure, self.width) if figure.needs in figures.OF_SUITES else None
             if drawn:
-                OUT.print(" ".join(map(str, figures.save(drawn, into, figure.name))))
+                saved = figures.save(drawn, into, figure.name, self.format or figures.KINDS, self.width is None)
+                OUT.print(" ".join(map(str, saved)))
         report_problems(results.problems)
 
 
@@ -206,6 +220,7 @@ class Publish:
     to: Path = key("folder of published suites", Path("results/published"))
     plots: Path = key("folder of the figures' files", Path("plots"))
     figures: Several[Name] | None = key("[NAME]: draw these figures", None)
+    partial: bool = key("true: publish though cells have no result; each table says how many", False)
     check: bool = key("true: verify what is published, draw all figures that suites list, write nothing", False)
     remake: bool = key("true: write all tables and figures again from the published runs", False)
 
@@ -222,7 +237,7 @@ class Publish:
         if self.suite is None:
             raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
         results = load_results(self.results, self.suite)
-        for path in publishing.publish(results, self.to, self.plots, self.figures or ()):
+        for path in publishing.publish(results, self.to, self.plots, self.figures or (), partial=self.partial):
             OUT.print(str(path))
         return 0
 
@@ -268,4 +283,4 @@ def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
     # A log keeps every state of a bar: where there is no terminal it is a line.
     if not ERR.is_terminal and len(sequence) > 1:
         ERR.print(f"{len(sequence)} {title}")
-    return track(sequence, title, console=ERR, disable=not ERR.is_terminal, transient=True)
+    return bars.watched(sequence, len(sequence), title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpopt.cli.console import ERR, OUT, complain, print_table, report_problems
 from dpopt.cli.keys import OfSuite, read, suite_name
+from dpopt.cli.listing import print_notes
 from dpopt.fields import Count, Name, key
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
 
 SHOWN = 5  # of cells that failed for one reason
+_OPTIONAL = ("FLOPs", "gradients", "draws", "tuning", "MB", "ms/draw", "B")
+"""Columns of `plan` that a narrow terminal leaves out, the first of them first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,9 @@ class PlanKeys(SuiteKeys):
 
 def plan(overrides: Sequence[str]) -> None:
     """Show a suite's cells by state, their cost, and where it leaves the protocol; writes nothing, needs no data."""
+    from pandas import DataFrame
+
+    from dpopt.results.writing import Table
     from dpopt.runs import probe
     from dpopt.runs.run_suite import open_store, places
     from dpopt.suites import estimate, protocol
@@ -51,26 +58,27 @@ def plan(overrides: Sequence[str]) -> None:
     store = open_store(suite)
     planned = planning.plan(suite, store)
     rows = estimate.rows(planned, store, suite.marks)
+    start = time.process_time()  # a run imports and plans the same before its first cell
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
     probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
-    for workload, table in _costs(rows).items():
-        OUT.print(workload, style="bold")
-        print_table(table)
+    for workload, lines in _costs(rows).items():
+        print_table(Table(DataFrame(lines, dtype=object), workload, optional=_OPTIONAL))
     for row in rows:
         if row.timing and row.timing.failure:
             OUT.print(f"{row.label} failed: {row.timing.failure}")
     for line in protocol.departures(planned):
         OUT.print(f"protocol: {line}")
+    print_notes(dict.fromkeys(entry.cell.optimizer["name"] for entry in planned))
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    OUT.print(estimate.summary(rows, at_once))
+    OUT.print(estimate.summary(rows, at_once, start))
     if any(row.timing and row.timing.is_estimate for row in rows):
         share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
-        OUT.print(f"~ by FLOPs ({share}) and {call}")
-        OUT.print("not in it: starting workers and preparing cells; timed_draws=20 times preparing and real draws")
+        OUT.print(f"~ by FLOPs ({share}), {call} and {estimate.PREPARE:g} s to prepare a cell")
+        OUT.print("not in it: features and data that are made when first needed; timed_draws=20 times real draws")
     missing = planning.missing(suite)
     for title, is_loaded in (("loaded from the hub when first needed", True), ("missing", False)):
         kinds: dict[str, list[str]] = {}
@@ -84,22 +92,19 @@ def plan(overrides: Sequence[str]) -> None:
         OUT.print(f"`dpopt run` refuses: {refused}")  # it stops at the first
 
 
-def _costs(rows: list[CostRow]) -> dict[str, dict[str, list[str]]]:
-    from dpopt.results.naming import workload_names
+def _costs(rows: list[CostRow]) -> dict[str, list[dict[str, str]]]:
+    from dpopt.results.naming import readable_names
 
-    names = workload_names([row.cells[0].workload for row in rows])
+    names = readable_names([row.cells[0].workload for row in rows])
     lines = [_line(row) for row in rows]
     # A column that says nothing in any table only makes the others narrow.
     is_shown = {name: any(line[name] for line in lines) for name in lines[0]}
     is_shown["B"] = len({line["B"] for line in lines}) > 1
-    tables: dict[str, dict[str, list[str]]] = {}
+    tables: dict[str, list[dict[str, str]]] = {}
     for row, line in zip(rows, lines, strict=True):
         name = names[json.dumps(row.cells[0].workload, sort_keys=True)]
         size = f": d = {row.work.dimension:,}, {row.work.gradient:.2g} FLOPs a gradient" if row.work else ""
-        table = tables.setdefault(name + size, {})
-        for name, text in line.items():
-            if is_shown[name]:
-                table.setdefault(name, []).append(text)
+        tables.setdefault(name + size, []).append({name: text for name, text in line.items() if is_shown[name]})
     return tables
 
 

@@ -215,8 +215,8 @@ RECURRENT: dict[type[nn.Module], str] = {
 _UNSAFE: dict[tuple[type[nn.Module], ...], tuple[Callable[[Any], bool], str]] = {
     (nn.modules.batchnorm._BatchNorm,): (
         lambda module: module.training or module.running_mean is None,
-        "it mixes the examples of a batch, so no example's gradient is bounded; use GroupNorm or LayerNorm, "
-        "or put it in evaluation mode, where it keeps the statistics that it has",
+        "it mixes the examples of a batch, so no example's gradient is bounded; `dpopt.privatize` puts GroupNorm in "
+        "its place, or put it in evaluation mode, where it keeps the statistics that it has",
     ),
     (nn.modules.instancenorm._InstanceNorm,): (
         lambda module: module.track_running_stats,

@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dpopt._extras import hint
+from dpopt._extras import EXTRAS, hint
 
-__all__ = ["NotInstalled", "hint", "require"]
+__all__ = ["EXTRAS", "NotInstalled", "hint", "require"]
 
 
 class NotInstalled(ImportError):

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive
-from dpopt.optimizers._installed import NotInstalled, hint, require
+from dpopt.optimizers._installed import EXTRAS, NotInstalled, hint, require
 from dpopt.optimizers.base import Configured, scalar
 from dpopt.types import ClipRule, Oracle, Vector
 
@@ -218,6 +218,9 @@ def _class(path: str) -> Callable[..., Optimizer]:
         require(module)
         imported = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
+        top = path.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and top in EXTRAS and error.name in (None, top):
+            raise ConfigError("TorchOptim.optimizer", path, f"it needs {hint(path)}") from error
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
         how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"
         raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{how}") from error

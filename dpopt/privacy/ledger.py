@@ -83,6 +83,14 @@ class Ledger:
         """True if this ledger begins with the draws of `other`."""
         return len(other) <= len(self) and all(a == b for a, b in zip(self, other, strict=False))
 
+    def first(self, draws: int) -> Ledger:
+        """The ledger of the first `draws` draws, or of all where there are fewer."""
+        head = Ledger()
+        for draw, count in self._runs:
+            if len(head) < draws:
+                head.append(draw, min(count, draws - len(head)))
+        return head
+
     def __add__(self, other: Ledger) -> Ledger:
         """The ledger of two runs on the same data, one after the other."""
         joined = Ledger()

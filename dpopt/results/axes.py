@@ -1,20 +1,22 @@
-"""Axes of figures: ticks at the values that were run, lines over them, scores without the empty part of an axis."""
+"""Axes of figures: ticks at the values that were run, lines over them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from dpopt.results import statistics
 from dpopt.results.choosing import validated_best
-from dpopt.results.drawing import GREY, by_epsilon, by_method, sweeps, workload_panels
+from dpopt.results.drawing import by_epsilon, by_method, named_epsilon, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-# A cut hides a distance: it needs a quarter of the axis empty, three values above that, and more than below.
-_EMPTY, _FEWEST = 1 / 4, 3
+_APART = 0.06
+"""The least part of a logarithmic axis between two ticks, whose numbers would touch."""
 
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
@@ -27,7 +29,10 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     axis.update_datalim(around, updatey=False)
     axis.autoscale_view(scaley=False)
     beyond = (mantissa * 10.0**power for power in range(-3, 5) for mantissa in (1, 2, 5))
-    ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= axis.get_xlim()[1]]
+    low, high = axis.get_xlim()
+    ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= high]
+    apart = (high / low) ** _APART
+    ticks = [tick for at, tick in enumerate(ticks) if at == 0 or tick > apart * ticks[at - 1]]
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axis.minorticks_off()
 
@@ -46,73 +51,27 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         for target, colour, line in by_epsilon(rows.sort_values(column)):
-            panel.plot(line[column], unit.factor * line["mean"], "o-", ms=4, color=colour, label=f"ε = {target:g}")
+            look = {"ms": 4, "color": colour, "label": named_epsilon(target)}
+            panel.plot(line[column], unit.factor * line["mean"], "o-", **look)
         panel.set(ylabel=f"test {unit.label}")
         run_axis(panel, rows[column], label)
     return figure, panels
 
 
-def _gap(spans: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    # The widest part of an axis that none of the sorted intervals touches, where few of them lie far below the others.
-    if len(spans) <= _FEWEST:
-        return None
-    reached = np.maximum.accumulate([b for _, b in spans])
-    widths = np.array([a for a, _ in spans[1:]]) - reached[:-1]
-    below = int(widths.argmax()) + 1
-    above = len(spans) - below
-    is_wide = widths[below - 1] > max(_EMPTY, below / len(spans)) * (reached[-1] - spans[0][0])
-    return (float(reached[below - 1]), spans[below][0]) if is_wide and above >= max(_FEWEST, below + 1) else None
-
-
-def cut(axes: Sequence[Any], low: Iterable[float], high: Iterable[float], along: str = "y") -> None:
-    """Cut the empty part out of axes that share their scores, where it would squeeze all else, and say so.
-
-    What is left keeps its scale: a point of score is as long below the cut as above it.
-
-    Args:
-        axes: with everything drawn.
-        low, high: the ends of all intervals that are drawn.
-        along: the axis with the scores, "x" or "y".
-    """
-    spans = sorted((a, b) for a, b in zip(low, high, strict=True) if math.isfinite(a) and math.isfinite(b))
-    hole = _gap(spans)
-    if hole is None:
-        return
-    bottom, top = spans[0][0], max(end for _, end in spans)
-    kept = max(top - bottom - (hole[1] - hole[0]), (hole[1] - hole[0]) / 10)
-    first, last, far = hole[0] + 0.06 * kept, hole[1] - 0.06 * kept, 100 * (top - bottom)
-    scores = (first - far, first, last, last + far)
-    places = (first - far, first, first + 0.08 * kept, first + 0.08 * kept + far)
-    functions = (lambda score: np.interp(score, scores, places), lambda place: np.interp(place, places, scores))
-    for axis in axes:
-        getattr(axis, f"set_{along}scale")("function", functions=functions)
-        getattr(axis, f"set_{along}lim")(bottom - 0.06 * kept, top + 0.06 * kept)
-        _mark(axis, first, last, along)
-
-
-def _mark(axis: Any, first: float, last: float, along: str) -> None:
-    # Ticks stand beside the cut alone: inside it the scale has no meaning.
-    start, end = getattr(axis, f"get_{along}lim")()
-    kept = (end - last) + (first - start)
-    ticks = _ticks(start, first, kept) + _ticks(last, end, kept)
-    getattr(axis, f"set_{along}ticks")(ticks, [f"{tick:.4g}" for tick in ticks])
-    is_y, cut_at = along == "y", (first, last)
-    (axis.axhspan if is_y else axis.axvspan)(first, last, facecolor="white", edgecolor="none", zorder=2.4)
-    place = axis.get_yaxis_transform() if is_y else axis.get_xaxis_transform()
-    text = {"color": GREY, "size": 7, "ha": "center", "va": "center", "rotation": 0 if is_y else 90}
-    middle, zorder = (first + last) / 2, {"transform": place, "zorder": 2.7}
-    axis.text(*((0.5, middle) if is_y else (middle, 0.5)), "axis cut", **text, **zorder)
-    for side, spine in enumerate(("left", "right") if is_y else ("bottom", "top")):
-        if axis.spines[spine].get_visible():
-            ends = ((side, side), cut_at) if is_y else (cut_at, (side, side))
-            axis.plot(*ends, color="white", lw=2, clip_on=False, **zorder)
-            slash = [(-1, -0.5), (1, 0.5)] if is_y else [(-0.5, -1), (0.5, 1)]
-            axis.plot(*ends, color="black", linestyle="none", marker=slash, ms=7, clip_on=False, **zorder)
-
-
-def _ticks(start: float, end: float, kept: float) -> list[float]:
+def whole_ticks(axis: Any, count: int) -> None:
+    """At most `count` + 1 ticks of an `Axis`, so that none touch; at whole numbers, unless there are less than two."""
     from matplotlib.ticker import MaxNLocator
 
-    count, middle = round(6 * (end - start) / kept), (start + end) / 2
-    ticks = [float(tick) for tick in MaxNLocator(max(1, count)).tick_values(start, end) if start <= tick <= end]
-    return ticks if count > 1 and ticks else [min(ticks or [middle], key=lambda tick: abs(tick - middle))]
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=np.ptp(axis.get_view_interval()) >= 2))
+
+
+def bars(rows: pd.DataFrame) -> NDArray[np.float64]:
+    """One standard deviation to each side, shape [2, rows], as shown; none reaches beyond what a score can be.
+
+    Of fewer than `statistics.FEWEST` seeds it shows nothing, and is 0.
+    """
+    unit, spread = shown(rows["score"].iloc[0]), rows["std"].where(rows["seeds"] >= statistics.FEWEST).fillna(0)
+    least, largest = unit.ends
+    return unit.factor * np.array(
+        [np.minimum(spread, rows["mean"] - least), np.minimum(spread, largest - rows["mean"])]
+    )

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from dpopt.errors import ConfigError
 
 COLOURS = ("#0173B2", "#DE8F05", "#029E73", "#D55E00", "#CC78BC", "#CA9161", "#56B4E9")
 """Those of seaborn's palette for the colour-blind that can be told from white, from black and from grey."""
@@ -27,6 +32,45 @@ _NUMBERED = re.compile(r"(.+)_(\d[\d.]*(?:e[+-]?\d+)?)")
 GREY = "0.5"
 """The colour of what belongs to no method: references, remarks."""
 DARK, LIGHT = "#0A0A0A", "#FAFAFA"
+_width: ContextVar[float | None] = ContextVar("width", default=None)
+_BESIDE, _LETTERS = 1.9, 12.0
+"""On a page: inches that a panel needs, its labels included, and letters of its texts that fit into an inch."""
+
+
+@contextmanager
+def on_page(width: float | None) -> Iterator[None]:
+    """Inside, figures are so many inches wide: fewer panels side by side, small texts, the legend below.
+
+    Raises:
+        ConfigError: a width that is no page's.
+    """
+    import matplotlib as mpl
+
+    if width is not None and not 2 <= width <= 40:
+        raise ConfigError("width", width, "expected 2 to 40 inches")
+    token, size = _width.set(width), 8.0 if width and width < 8 else 10.0
+    try:
+        with mpl.rc_context({"font.size": size, "axes.titlesize": 0.9 * size}):
+            yield
+    finally:
+        _width.reset(token)
+
+
+def _subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray]:
+    """A figure and its axes: panels of `width` x `height` inches, or as wide as the page."""
+    import matplotlib.pyplot as plt
+
+    size = (_width.get() or width * columns + ROOM, height * lines * (0.8 if _width.get() else 1) + 0.3)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained", **options)
+    for axis in axes.flat:
+        axis.tick_params(labelsize=plt.rcParams["font.size"])  # ticks are made when the figure is saved
+        axis.grid(alpha=0.3)
+    return figure, axes
+
+
+def _entitle(axis: Any, lines: Iterable[str], width: float) -> None:
+    letters = max(10, int(13 * width) - 2)  # 13 fit into an inch
+    axis.set_title("\n".join(textwrap.fill(line, letters, break_long_words=False) for line in lines))
 
 
 class Style(NamedTuple):
@@ -110,18 +154,13 @@ def panels(
         width, height: of a panel, in inches.
         options: of `plt.subplots`.
     """
-    import matplotlib.pyplot as plt
-
     workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    size = (width * len(targets) + ROOM, height * len(workloads) + 0.3)
-    layout = {"figsize": size, "squeeze": False, "layout": "constrained"}
-    figure, axes = plt.subplots(len(workloads), len(targets), **layout, **options)
+    figure, axes = _subplots(len(workloads), len(targets), width, height, **options)
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
-            gap = "\n" if len(workload) > 13 * width - 8 else " "  # 13 letters fit into an inch
-            axis.set_title(f"{workload},{gap}{named_epsilon(target)}", fontsize=10)
-            axis.grid(alpha=0.3)
+            whole = named_epsilon(target).replace(" ", "\N{NO-BREAK SPACE}")
+            _entitle(axis, f"{workload}, {whole}".split("\n"), (_width.get() or width * len(targets)) / len(targets))
             if (workload, target) in there:
                 drawn[workload, target] = axis
             else:
@@ -133,29 +172,25 @@ def workload_panels(
     frame: pd.DataFrame, width: float, height: float, by: Sequence[str] = ("workload", "epochs")
 ) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
     """A figure with a panel, `width` x `height` inches, for each group of `frame`, and each panel with its rows."""
-    import matplotlib.pyplot as plt
-
     groups = list(frame.groupby(list(by)))
-    columns = min(4, len(groups))
-    lines = -(-len(groups) // columns)
-    size = (width * columns + 1.6, height * lines + 0.3)
-    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    columns = min(int(_width.get() / _BESIDE) or 1 if _width.get() else 4, len(groups))
+    figure, axes = _subplots(-(-len(groups) // columns), columns, width, height)
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):
         pairs = zip(by, keys, strict=True)
-        axis.set_title("\n".join(f"{key:g} epochs" if of == "epochs" else str(key) for of, key in pairs), fontsize=9)
-        axis.grid(alpha=0.3)
+        lines = (f"{key:g} epochs" if of == "epochs" else str(key) for of, key in pairs)
+        _entitle(axis, lines, (_width.get() or width * columns) / columns)
     return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
 
 
 def named_epsilon(target: float) -> str:
-    """A target epsilon in a title."""
-    return f"ε = {target:g}".replace("inf", "∞")
+    """A target epsilon in a title or a legend: a search that is not paid for spends more."""
+    return f"target ε = {target:g}" if target < math.inf else "ε = ∞"
 
 
 def legend(figure: Any, styles: Styles | None = None) -> None:
-    """One legend at the right of a figure on a constrained layout: all labels of all panels, as the suite has them."""
+    """One legend, at the right of a figure or below it on a page: all labels of all panels, as the suite has them."""
     handles, order = labelled(figure), list(styles or ())
 
     def place_of(name: str) -> int:  # the longest label counts, as "dp_adam" begins with "dp_ad" too; others are last
@@ -163,11 +198,15 @@ def legend(figure: Any, styles: Styles | None = None) -> None:
 
     names = sorted(handles, key=place_of)
     width, height = figure.get_size_inches()
-    place = {"loc": "outside right upper", "frameon": False, "ncols": math.ceil(len(names) * _ENTRY / height)}
-    drawn = figure.legend([handles[name] for name in names], names, **place)
+    if _width.get():
+        columns, where = int(_LETTERS * width / (6 + max(map(len, names), default=0))) or 1, "outside lower center"
+    else:
+        columns, where = math.ceil(len(names) * _ENTRY / height), "outside right upper"
+    drawn = figure.legend([handles[name] for name in names], names, loc=where, frameon=False, ncols=columns)
+    taken = drawn.get_window_extent()
     # The figure grows by what does not fit into its `ROOM`, so that panels keep their size.
-    taken = drawn.get_window_extent().width / figure.dpi
-    figure.set_size_inches(width + max(0, math.ceil(10 * (taken - ROOM)) / 10), height)
+    more = 0 if _width.get() else max(0, math.ceil(10 * (taken.width / figure.dpi - ROOM)) / 10)
+    figure.set_size_inches(width + more, height + (taken.height / figure.dpi if _width.get() else 0))
 
 
 def band(axis: Any, lines: Sequence[pd.Series], colour: str) -> pd.Series:

@@ -15,13 +15,14 @@ import pandas as pd
 from dpopt import markup
 from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
-from dpopt.results.drawing import Styles
+from dpopt.results.drawing import Styles, on_page
 
 OF_SUITES = (
     *("comparison", "curves", "ranking", "sweep", "settings", "rates", "diagnostics", "classes", "class_scores"),
     "transfers",
 )
 """Frames of `results.Results`, which a figure of a suite may need."""
+KINDS = ("svg", "png")
 _DEFAULT = Path("plots")
 OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 """Frames of no suite -> the command that draws their figures."""
@@ -41,12 +42,22 @@ class Plot:
     needs: str
     draw: Callable[[pd.DataFrame, Styles], Any]
 
-    def figure(self, frame: pd.DataFrame, styles: Styles | None = None) -> Any:
-        """The figure that `draw` makes of `frame`, whose texts are no mathematics, in `drawing.styles_of` the suite."""
+    def figure(self, frame: pd.DataFrame, styles: Styles | None = None, width: float | None = None) -> Any:
+        """The figure that `draw` makes of `frame`, whose texts are no mathematics, in `drawing.styles_of` the suite.
+
+        With a `width` in inches it has this, see `drawing.on_page`; `ConfigError` for one that is no page's.
+        """
         shown = frame.copy(deep=False)
         for name in frame.select_dtypes(exclude="number"):
             shown[name] = frame[name].map(lambda value: markup.figure(value) if isinstance(value, str) else value)
-        return self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
+        with on_page(width):
+            figure = self.draw(shown, {markup.figure(label): style for label, style in (styles or {}).items()})
+        if figure is not None and width and (share := width / figure.get_figwidth()) != 1:
+            # Its panels are no helper's: all of it keeps its proportions.
+            figure.set_size_inches(width, figure.get_figheight() * share)
+            for text in figure.findobj(lambda artist: hasattr(artist, "set_fontsize")):
+                text.set_fontsize(text.get_fontsize() * min(1.0, share))
+        return figure
 
 
 def plots(folder: Path, name: str | None = None) -> list[Plot]:
@@ -78,29 +89,34 @@ def _load(file: Path) -> Plot:
     return Plot(file.stem, needs, draw)
 
 
-def render(figure: Any, kinds: Sequence[str] = ("svg", "png")) -> dict[str, bytes]:
-    """A figure as the contents of files, by their kind, the same bytes each time; it is closed."""
+def render(figure: Any, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -> dict[str, bytes]:
+    """A figure as the contents of files, by their kind, the same bytes each time; it is closed.
+
+    With `is_cropped` its margins go; without, it is as wide as it was made.
+    """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     contents = {}
     # A date or a version would change the bytes of a figure that shows the same.
     nothing = {"metadata": dict.fromkeys(("Creator", "Date"))}
+    undated = {"metadata": dict.fromkeys(("Creator", "Producer", "CreationDate"))}
     for kind in kinds:
         buffer = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": "dpopt"}):
-            options: Any = nothing if kind == "svg" else {}
-            figure.savefig(buffer, format=kind, bbox_inches="tight", dpi=150, **options)
+        with mpl.rc_context({"svg.hashsalt": "dpopt", "pdf.fonttype": 42}):  # letters that journals accept
+            options: Any = {"svg": nothing, "pdf": undated}.get(kind, {})
+            box = "tight" if is_cropped else None
+            figure.savefig(buffer, format=kind, bbox_inches=box, dpi=150 if is_cropped else 300, **options)
         contents[kind] = buffer.getvalue()
     plt.close(figure)
     return contents
 
 
-def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Write a figure into `folder`, a file for each kind."""
+def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -> list[Path]:
+    """Write a figure into `folder`, a file for each kind; see `render`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind, content in render(figure, kinds).items():
+    for kind, content in render(figure, kinds, is_cropped).items():
         paths.append(folder / f"{name}.{kind}")
         paths[-1].write_bytes(content)
     return paths

@@ -16,7 +16,7 @@ from dpopt.errors import ConfigError, unknown
 from dpopt.files import Damaged
 from dpopt.privacy.selection import selection_rule
 from dpopt.results import pricing
-from dpopt.results.naming import row_names, workload_names
+from dpopt.results.naming import readable_names, row_names, workload_names
 from dpopt.store.bits import unpacked
 from dpopt.store.manifests import searches
 from dpopt.store.runs import RESULTS, Store, released_score
@@ -44,18 +44,21 @@ class Stored:
     problems: list[str]
 
 
-OF_ENTRY: dict[str, Callable[[Mapping[str, Any], str], set[Any]]] = {
-    "optimizers": lambda entry, workload: {entry["label"]},
-    "epsilon": lambda entry, workload: {float(entry.get("target", entry["cell"]["epsilon"]))},
-    "seeds": lambda entry, workload: {entry["cell"]["seed"]},
-    "workloads": lambda entry, workload: {entry["cell"]["workload"]["name"], workload},
+OF_ENTRY: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], set[Any]]] = {
+    "optimizers": lambda entry, names: {entry["label"]},
+    "epsilon": lambda entry, names: {float(entry.get("target", entry["cell"]["epsilon"]))},
+    "seeds": lambda entry, names: {entry["cell"]["seed"]},
+    "workloads": lambda entry, names: {entry["cell"]["workload"]["name"], *names},
 }
-"""Key that rows are chosen by -> what it may be for an entry of a manifest, whose workload tables name so."""
+"""Key that rows are chosen by -> what it may be for an entry of a manifest whose workload CSV and tables name so."""
 
 
 def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
     """True for each entry of a manifest that has one of the values of every key; `ConfigError` where none has."""
-    workloads = _workloads(entries)
+    specs = [entry["cell"]["workload"] for entry in entries]
+    titles = readable_names(specs)
+    readable = (titles[json.dumps(spec, sort_keys=True)] for spec in specs)
+    workloads = list(zip(_workloads(entries), readable, strict=True))
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
     for key, values in part.items():
         present = set[Any]().union(*has[key])
@@ -207,7 +210,7 @@ def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """
     entries = []
     for row in selected.to_dict("records"):
-        place = {key: row[key] for key in (*GROUP, "seed", "tuning", "run_id", "score", "lr")}
+        place = {key: row[key] for key in (*GROUP, "optimizer", "seed", "tuning", "run_id", "score", "lr")}
         entries += [{"eta": row["lr"], **entry, **place} for entry in store.curve(row["run_id"])]
     return pd.DataFrame(entries).drop(columns="diagnostics", errors="ignore")
 

@@ -6,14 +6,15 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from dpopt.errors import ConfigError
-from dpopt.results import choosing, figures, ranking, statistics, tables
+from dpopt.results import choosing, figures, layout, ranking, statistics, tables
 from dpopt.results.choosing import Row
 from dpopt.results.drawing import styles_of
 from dpopt.results.frames import UNSAID
@@ -22,7 +23,7 @@ from dpopt.results.ranking import BLOCK, reached
 from dpopt.results.report.sheet import inline, sheet
 from dpopt.results.results import Results
 from dpopt.results.scores import shown
-from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.results.writing import Column, Table, marks, named, texts, unless_nan
 from dpopt.store.runs import Store
 
 SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charged", "not charged"
@@ -30,19 +31,13 @@ SELF, PUBLIC, CHARGED, FREE = "self-tuned", "public constant", "searched, charge
 _CHOSEN_ON = "\N{DEGREE SIGN}"
 """Marks the score of a method on a task that one of its constants was chosen on."""
 _NOTE = (
-    "Rank: the average over workloads of a method's ranks at equal total ε, all runs of its search included, with a "
-    "95 % bootstrap interval over workloads and seeds, which is too narrow with few workloads. Unseen: the average "
-    "rank over workloads that no constant of a ranked method was chosen on; empty where a suite does not say. Per "
-    "draw, per gradient: the average rank with as many draws or gradient evaluations as the cheapest method of a block "
-    f"takes, the runs of a search together; a {ranking.STOPPED} CPU hours: of all its runs here. Ranked are methods "
-    "that are in all blocks (a workload and a target ε). In italics, for reference: searches that spend more than the "
-    "target, and values set by hand, which are not charged."
+    "Rank: average over workloads at equal total ε, searches included. Unseen: over workloads on which no constant was "
+    f"chosen. Per draw, per gradient: at equal cost. Italics: spends more than ε, or set by hand. {tables.PAGE}"
 )
 _CAPTION = "Average ranks and their critical difference."
 _SCORES_NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Bold: methods that may be the best of the task, at 95 % "
-    "confidence, on this test split (paired t tests over seeds, corrected for their number); italics: for reference. "
-    f"{_CHOSEN_ON}: a constant of the method was chosen on this task."
+    f"Mean ± standard deviation over seeds. {tables.MARKS} {_CHOSEN_ON}: one of its constants was chosen on this "
+    f"task. {tables.PAGE}"
 )
 
 
@@ -58,6 +53,11 @@ class Leaderboard:
             raise ConfigError("results", sorted(folders), "expected suites of one folder")
         if self.cells.empty or self.scores.empty:
             raise ConfigError("suite", [results.suite for results in self.suites], "no finished private rows")
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The name of each method in tables and figures; that of the first suite which has it."""
+        return {label: name for results in reversed(self.suites) for label, name in results.names.items()}
 
     @property
     def store(self) -> Store:
@@ -177,19 +177,33 @@ class Leaderboard:
         distances = []
         if baseline:
             entries = self.entries if by == "epsilon" else reached(self.store, self.ranked, by)
-            distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by)]
+            distances = [ranking.against_table(ranking.against(entries, baseline), baseline, by, self.names)]
         targets = sorted(self.scores["epsilon_target"].unique())
         scores = [self._scores(target, _SCORES_NOTE if target == targets[-1] else "") for target in targets]
-        return [self._ranks(), *distances, *scores, *self._constants()]
+        shown = [self._ranks(), *distances, *scores, *self._constants()]
+        return [replace(table, first=self.missing) for table in shown]
+
+    @property
+    def missing(self) -> str:
+        """How many cells of each suite have no result; empty where all have one."""
+        return " ".join(f"{results.suite}: {results.missing}" for results in self.suites if results.missing)
+
+    @property
+    def _methods(self) -> Column:
+        return Column("method", "label", lambda label: self.names[label])
 
     def _ranks(self) -> Table:
         def interval(row: Row) -> str:
             return "" if math.isnan(row["low"]) else f"[{row['low']:.2f}, {row['high']:.2f}]"
 
+        def rank(row: Row) -> str:
+            is_tied = row["is_best"] is True and bool(row["rank"] > self.ranks["rank"].min())
+            return "" if math.isnan(row["rank"]) else f"{row['rank']:.2f}" + f" {tables.DAGGER}" * is_tied
+
         columns = [
-            Column("method", "label"),
+            self._methods,
             Column("track", "track"),
-            Column("rank", "rank", unless_nan("{:.2f}".format)),
+            Column("rank", text=rank),
             Column("95 % interval", text=interval),
             Column("unseen", "unseen", unless_nan("{:.2f}".format)),
             Column("per draw", "draws", unless_nan("{:.2f}".format)),
@@ -198,39 +212,40 @@ class Leaderboard:
             Column("CPU hours", "cpu_hours", unless_nan("{:.2g}".format)),
         ]
         verdict = "Nothing is ranked." if self.blocks.empty else ranking.verdict(self.blocks)
-        bold = marks((is_best is True for is_best in self.ranks["is_best"]), ("method", "rank"))
+        is_tested = any(is_best is True for is_best in self.ranks["is_best"])
+        bold = marks(is_tested & (self.ranks["rank"] == self.ranks["rank"].min()), ("method", "rank"))
         italic = marks(self.ranks["track"] == FREE, ["method"])
-        note = f"{_NOTE} {verdict}{' Bold: ranks that are not shown to differ from the best.' if bold else ''}"
+        details = f"{verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
+        marked = {"bold": bold, "italic": italic, "optional": [column.name for column in columns[:3:-1]]}
         title = "Average ranks at equal total ε"
-        return Table(texts(self.ranks, columns), title, note, bold=bold, italic=italic, numbers=self.ranks)
+        return Table(texts(self.ranks, columns), title, _NOTE, details, **marked, numbers=self.ranks)
 
     def _scores(self, target: float, note: str) -> Table:
-        rows, best = self.scores[self.scores["epsilon_target"] == target], set[tuple[str, str]]()
-        if not self.blocks.empty:
-            blocks = self.blocks[(self.blocks["epsilon"] == target) & self.blocks["is_best"]]
-            best = set(zip(blocks["label"], blocks["workload"], strict=True))
-        of = {(row["label"], row["workload"]): row for row in rows.to_dict("records")}
+        rows = self.scores[self.scores["epsilon_target"] == target]
+        blocks = self.blocks if self.blocks.empty else self.blocks[self.blocks["epsilon"] == target]
+        # A mark belongs to a mean over the seeds that all have, so that a number of other seeds has none.
+        means = {(row["label"], row["workload"]): row for row in blocks.to_dict("records")}
 
-        def score_of(workload: str, label: str) -> str:
-            row = of.get((label, workload))
-            text = shown(row["score"]).text(row["mean"], row["std"]) if row else ""
-            return text + _CHOSEN_ON * (text != "" and self.is_chosen_on(workload, label))
+        def marked(row: Row) -> Row:
+            block = means.get((row["label"], row["workload"]), {"mean": math.nan})
+            is_same = math.isclose(block["mean"], row["mean"])
+            flags = {mark: is_same and block[mark] for mark in ("is_best", "is_highest")}
+            text = shown(row["score"]).text(row["mean"], row["std"])
+            text += _CHOSEN_ON * self.is_chosen_on(row["workload"], row["label"]) + tables.dagger(flags)
+            return row | flags | {"label": self.names[row["label"]], "text": text, "italic": row["is_reference"]}
 
         methods = self.ranks[self.ranks["label"].isin(rows["label"])]
-        columns, bold, italic = [Column("method", "label")], set(), {*marks(methods["track"] == FREE, ["method"])}
-        for workload, score in rows.groupby("workload", sort=False)["score"].first().items():
-            name, places = f"{workload}, {shown(score).label}", [(label, workload) for label in methods["label"]]
-            columns.append(Column(name, "label", partial(score_of, workload)))
-            bold |= marks((place in best for place in places), [name])
-            italic |= marks((of.get(place, {}).get("is_reference", False) for place in places), [name])
-        title = f"Scores at total ε = {target:g}"
-        return Table(texts(methods, columns), title, note, bold=bold, italic=italic, numbers=rows)
+        units = {row["workload"]: shown(row["score"]).label for row in rows.to_dict("records")}
+        shown_rows = pd.DataFrame([*map(marked, rows.to_dict("records"))])
+        table = layout.wide(shown_rows, [*methods["label"].map(self.names)], itemgetter("text"), units.__getitem__)
+        italic = table.italic | marks(methods["track"] == FREE, ["method"])
+        return replace(table, title=f"Scores at total ε = {target:g}", note=note, italic=italic, numbers=rows)
 
     def _constants(self) -> list[Table]:
         """The constants of methods that were chosen on data; none where there are none."""
         rows = [(label, *pair) for label in self.ranks["label"] for pair in self.chosen_on[label].items()]
         frame = pd.DataFrame(rows, columns=["label", "constant", "tasks"])
-        columns = [Column("method", "label"), Column("constant", "constant")]
+        columns = [self._methods, Column("constant", "constant")]
         columns.append(Column("chosen on", "tasks", lambda tasks: "; ".join(tasks) or "none of our tasks"))
         note = "Constants that a method has beside those of its paper, and the tasks whose scores they were chosen by."
         return [Table(texts(frame, columns), "Constants and what they were chosen on", note)] if rows else []
@@ -248,12 +263,14 @@ class Leaderboard:
         tables, pictures, files = self.tables(baseline, by), list[dict[str, str]](), dict[str, str | bytes]()
         parts = [f"## {table.title}\n\n{table.markdown}" for table in tables]
         (plot,), blocks = figures.plots(plots, "average_ranks"), self.blocks
-        figure = None if blocks.empty else plot.figure(blocks, styles_of(blocks["label"]))
+        styles = {} if blocks.empty else styles_of(blocks["label"])
+        blocks, styles = named(blocks, self.names), {self.names[label]: style for label, style in styles.items()}
+        figure = None if blocks.empty else plot.figure(blocks, styles)
         if figure is not None:
             parts.insert(1, f"![{_CAPTION}](leaderboard.svg)")
             drawn = inline(figure, "figure-1", _CAPTION)
             pictures = [{"name": "average_ranks", "caption": _CAPTION, "legend": "", "svg": drawn, "problem": ""}]
-            figure = plot.figure(blocks, styles_of(blocks["label"]))  # anew, as drawing moves its parts
+            figure = plot.figure(blocks, styles)  # anew, as drawing moves its parts
             files["leaderboard.svg"] = figures.render(figure, ["svg"])["svg"]
         if baseline:
             files["leaderboard_against.csv"] = tables[1].csv

@@ -55,6 +55,26 @@ def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
+def display_names(rows: Mapping[str, str], stated: Mapping[str, str]) -> dict[str, str]:
+    """The name in tables and figures of each of `row_names` (-> its optimizer): as stated for its label, or by rule.
+
+    A label that is the registered name of its own optimizer or the end of it (`noise_aware`), or adds to that, has or
+    adds to the display name of that optimizer. Any other label is shown as it is.
+    """
+    entries, names = registry.entries("optimizer"), dict[str, str]()
+    for row, optimizer in rows.items():
+        label, bracket, rest = row.partition(" (")  # which `row_names` adds
+        display, words = entries[optimizer].display if optimizer in entries else "", optimizer.split("_")
+        ends = ("_".join(words[k:]) for k in range(len(words)) if display)
+        if name := stated.get(label):
+            label = name
+        elif end := next((end for end in ends if f"{label}_".startswith(f"{end}_")), ""):
+            label = ", ".join(filter(None, [display, label[len(end) + 1 :].replace("_", " ")]))
+        names[row] = label + bracket + rest
+    shared = Counter(names.values())
+    return {row: name if shared[name] == 1 else f"{name} ({row})" for row, name in names.items()}
+
+
 # The field's spelling of words that keys have in small letters.
 _SPELLED = {
     "20_newsgroups": "20 newsgroups",

@@ -15,15 +15,15 @@ from dpopt.store.leases import Holder
 def progress(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> tuple[pd.DataFrame, float]:
     """The runs that processes work on, as people read them, and the seconds until all of the suite is done.
 
-    A run takes as long as the median of the finished runs of its kind, or else of all finished runs, and as many runs
-    as now go on at a time. The seconds are NaN where no run is finished, or none is worked on.
+    A run takes as long as the median of the finished runs of its kind, or else of its workload, and as many runs as now
+    go on at a time. The seconds are NaN where none is worked on, or no run of a workload that is left is finished.
     """
     took = pd.Series(math.nan, cells.index)
     if "seconds_train" in cells:
         took = cells["seconds_prepare"] + cells["seconds_train"]
     kind = [cells[column] for column in ("workload", "label", "epochs", "batch_size")]
     alike = took.groupby(kind, dropna=False).transform("median")
-    expected = took.fillna(alike).fillna(took.median())
+    expected = took.fillna(alike).fillna(took.groupby(cells["workload"]).transform("median"))
     rows = cells[cells["run_id"].isin(holders)]
     held = [holders[run_id] for run_id in rows["run_id"]]
     done = pd.Series([holder.fraction for holder in held], rows.index, dtype=float)

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpopt import files
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
-from dpopt.results import figures, papers, ranking, tables
+from dpopt.results import figures, ranking
 from dpopt.results.results import Results
 from dpopt.store import Store
 from dpopt.store.manifests import RUNS, note
@@ -18,17 +18,23 @@ _TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_e
 """The tables of a published folder, all of which are compared, also those that are not there."""
 
 
-def publish(results: Results, to: Path, plots: Path, chosen: Sequence[str] = ()) -> list[Path]:
+def publish(
+    results: Results, to: Path, plots: Path, chosen: Sequence[str] = (), *, partial: bool = False
+) -> list[Path]:
     """Write all of a suite into the folder `to`/SUITE, tables and figures from what was written there; gives the files.
 
     Without figures in `chosen`, a new folder gets all that the suite has something to show for, and an old one the
-    figures that lie in it. `ConfigError` for a part of a suite, or if nothing is finished.
+    figures that lie in it. `ConfigError` for a part of a suite, if nothing is finished, and unless `partial` if some
+    cell has no result; each table says how many have none.
     """
     if results.part:
         raise ConfigError("publish", dict(results.part), "expected the whole suite")
     if results.every.empty:
         raise ConfigError("suite", results.suite, "no finished rows to publish")
-    folder, manifest = to / results.suite, results.store.manifest(results.suite)
+    if results.missing and not partial:
+        how = "partial=true publishes what is there, and each table says so"
+        raise ConfigError("suite", results.suite, f"{results.missing.partition(';')[0]}; {how}")
+    folder, manifest = to / results.suite, results.manifest
     listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
     kept = dict[str, Run]()
@@ -96,12 +102,8 @@ def _drawn(results: Results, name: str, plots: Path) -> bytes:
 
 
 def _texts(results: Results) -> dict[str, str]:
-    comparison, ranks, remarks = results.table(), results.ranking(), list[str]()
-    manifest = results.store.manifest(results.suite)
-    if manifest.get("published"):
-        comparison, remarks = papers.beside(comparison, manifest)
-    table = tables.as_table(comparison, results.suite, (), remarks)
-    texts = {"table.md": f"{table.markdown}\n", "table.csv": table.csv, "table.tex": table.latex}
-    if not ranks.empty:
+    table, ranks = results.show(compare=bool(results.manifest.get("published"))), results.ranks()
+    texts = {f"table.{kind}": text for kind, text in table.files().items()}
+    if len(ranks) > 1:
         texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
     return texts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,8 +23,8 @@ from dpopt.results.choosing import Row, grouped
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.tables import limit, upper
-from dpopt.results.writing import Column, Table, marks, texts, unless_nan
+from dpopt.results.tables import BEST, PAGE, compared, dagger, limit, upper
+from dpopt.results.writing import Column, Table, marks, named, texts, unless_nan
 from dpopt.store.bits import unpacked
 from dpopt.store.runs import RESULTS, Store
 
@@ -35,42 +35,18 @@ _SEARCH = ["workload", "label", "epsilon_target"]
 BLOCK = ["workload", "epsilon", "budget"]
 _UNSCORED = ["test_unscored", "tested"]
 _ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "failed", *_UNSCORED, "spent", "right"]
-# A method that a budget lets reach nothing has these.
-_FEWEST = 3
-"""Seeds from which their variance is told from that of records; of two it has one degree of freedom."""
-_EMPTY = dict.fromkeys(("mean", "std", "difference", "low", "high", "p"), math.nan) | {"is_best": False}
+_EMPTY = dict.fromkeys(("rank", "mean", "std", "difference", "low", "high", "p"), math.nan)
+_EMPTY |= dict.fromkeys(("is_first", "is_best", "is_highest"), False) | {"unranked": ""}
+"""A method without a rank has these, and the reason."""
+_NOTHING, _BY_HAND = "nothing fits", "set by hand"
 
-_RULES = {
-    "epsilon": (
-        "Methods have the same total ε, which pays for the whole search on the training records (on validation records "
-        "only where its scores are noised; it does not pay for how a value that is set by hand was found). Each makes "
-        "the largest search that fits."
-    ),
-    "draws": "Methods have the same number of draws",
-    "gradients": "Methods have the same number of gradient evaluations (B times the points per draw)",
-    "seconds": "Methods have the same seconds of computing (on the clock where a run of the workload has no others)",
-}
-STOPPED = "run that is stopped there has the noise of the whole run, and has spent less than ε."
-_ADVANCE = (
-    ", unless told otherwise as many as the cheapest of the block takes in all. The runs of a search are all charged "
-    "and advance together; the score is that of the last curve entry within the budget, of the run that whole runs "
-    f"selected. A {STOPPED}"
-)
 _NOTE = (
-    "Test scores: mean ± standard deviation over seeds. Δ: mean of the paired differences to the first of the block, "
-    "on this test split, with Student's 95 % interval over seeds, which does not allow for the first having been found "
-    "by the same seeds. p: that no "
-    "other method of the block is better, by one-sided paired t tests, corrected for their number; bold: methods that "
-    "may be the best, at 95 % confidence. †: so many replicates have diverged or failed and count as the worst score "
-    "of the block. -: nothing fits the budget; ranked last."
+    f"Δ: mean distance to the first; 95 % intervals, corrected for all rows. p: of being as good. {BEST} "
+    f"Italics: set by hand, not ranked. {PAGE}"
 )
 _AGAINST = (
-    "Scores minus those of {baseline}, paired by seed and averaged over the budgets of a workload. The interval is "
-    "for new seeds and new test records, by a model with both as random effects, from three seeds on "
-    "and where all runs hold which test records are right; else (‡) it is Student's over seeds, on this test split. "
-    "Intervals and p are corrected for the number of workloads of a row (Bonferroni), so that a row as a whole is "
-    "right at 95 %. Bold: told apart. Better, worse: on how many workloads. Replicates that failed count as the worst "
-    "score of their block; a workload where a budget lets either method reach nothing is left out."
+    "Scores minus those of {baseline}, paired by seed, with 95 % intervals, corrected for the workloads of a row. "
+    "Bold: told apart. ‡: over seeds alone. Better, worse: on how many workloads. {page}"
 )
 
 
@@ -217,9 +193,14 @@ def _lacking(block: pd.DataFrame) -> list[str]:
     return list(block["label"][block["spent"].isna() & ~block["failed"]].unique())
 
 
-def _unranked(block: pd.DataFrame) -> list[str]:
+def _unscored(block: pd.DataFrame) -> list[str]:
     """The methods of a block of `reached` that have, in some seed, test records without a finite score."""
     return list(block["label"][block["test_unscored"] > 0].unique())
+
+
+def _unranked(block: pd.DataFrame) -> list[str]:
+    """The methods of a block of `reached` without a rank: unscored, lacking, or set by hand."""
+    return [*_unscored(block), *_lacking(block), *block["label"][block["tuning"] == "fixed"].unique()]
 
 
 def ranking(entries: pd.DataFrame) -> pd.DataFrame:
@@ -230,10 +211,11 @@ def ranking(entries: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         `runs` are the mean over seeds, `spent` is the most; `rank`, ties sharing their average; `difference`, `low` and
-        `high` to the first of the block (see `statistics.difference`); `p`, `visible`, `is_best` (see
-        `statistics.standing`). Failures are imputed by the worst score of the block. Where nothing fits the budget, all
-        numbers are NaN but the rank. Methods without a score of their own share the last rank. A method with test
-        records without a finite score has no rank (NaN), and `unscored` says of how many.
+        `high` to the first of the block (see `statistics.difference`), corrected for the others; `p`, `visible`,
+        `is_best`, `is_highest`: see `tables.compared`. Failures are imputed by the worst score of the
+        block; methods without a score of their own share the last rank. The rank is NaN and `unranked` says why for a
+        method that was set by hand, that a budget lets reach nothing in some seed, or that has test records without a
+        finite score.
     """
     blocks = [] if entries.empty else entries.groupby(BLOCK, sort=False)
     return pd.DataFrame([row for _, block in blocks for row in _block(block)])
@@ -251,37 +233,40 @@ def _tests(block: pd.DataFrame) -> pd.DataFrame:
     # Seeds are paired, as they have the split and the draws in common: only those that all methods have count.
     block = block[~block["label"].isin(_unranked(block))]
     block = block[block["seed"].isin(set.intersection(set(block["seed"]), *block.groupby("label")["seed"].agg(set)))]
-    tests = block.pivot(index="seed", columns="label", values="test")
-    tests[_lacking(block)] = math.nan
-    return tests
+    return block.pivot(index="seed", columns="label", values="test")
 
 
 def _block(entries: pd.DataFrame) -> Iterator[Row]:
-    tests, scores = _tests(entries), imputed(entries)
-    if entries["label"].nunique() < 2 or tests.isna().all(axis=None):
+    tests = _tests(entries)
+    if entries["label"].nunique() < 2 or tests.isna().to_numpy().all():  # which none at all are, too
         return
+    scores = imputed(entries)
     is_unranked = entries["label"].isin(_unranked(entries))
     ranked = entries[entries["seed"].isin(scores.index) & ~is_unranked]
+    unit = shown(ranked["score"].dropna().iloc[0])
     means = scores.mean().round(statistics.DIGITS)  # equal sums in another order are equal
     ranks = means.rank(ascending=False).sort_values(kind="stable")
     best = scores[ranks.index[0]]
-    # What a budget lets reach nothing is ranked last, and compared with nothing.
-    there = tests.drop(columns=_lacking(ranked)).fillna(tests.min(axis=None))
-    standing = statistics.standing(there.to_numpy())
-    block = {"score": ranked["score"].dropna().iloc[0], "visible": standing.visible}
+    there = tests.fillna(tests.min(axis=None))
+    standing = compared(tests)
+    block = {"score": ranked["score"].dropna().iloc[0], "visible": standing["visible"].iloc[0]}
     numbers: dict[str, Row] = {}
-    for label, p, may_be_best in zip(there, standing.p, standing.may_be_best, strict=True):
-        of_label = numbers[label] = {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
-        of_label |= {"p": p, "is_best": may_be_best and means[label] > -math.inf}
+    for label, of_label in standing.drop(columns="visible").to_dict("index").items():
+        of_label |= {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
         if label != best.name:
-            pairs = statistics.difference((there[label] - best).to_numpy())
+            # Corrected as p is, so that the interval of a row that may be the best holds 0.
+            differences, largest = (there[label] - best).to_numpy(), unit.ends[1] - unit.ends[0]
+            pairs = statistics.difference(differences, len(there.columns) - 1, largest)
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
+        numbers[label] = of_label
     for label, rank in ranks.items():
-        place = _of_method(ranked[ranked["label"] == label]) | block | {"rank": rank, "is_first": rank == ranks.iloc[0]}
-        yield place | _EMPTY | numbers.get(label, {})
-    for _, of_label in entries[is_unranked].groupby("label", sort=False):
-        unscored = {"unscored": without_score(of_label), "rank": math.nan, "is_first": False}
-        yield _of_method(of_label) | block | unscored | _EMPTY
+        place = _of_method(ranked[ranked["label"] == label]) | block | _EMPTY
+        yield place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | numbers[label]
+    lacking = _lacking(entries)
+    for label, of_label in entries[is_unranked].groupby("label", sort=False):
+        reason = without_score(of_label) or (_NOTHING if label in lacking else _BY_HAND)
+        means = of_label["test"].agg(["mean", "std"]).to_dict() if reason == _BY_HAND else {}
+        yield _of_method(of_label) | block | _EMPTY | {"unranked": reason} | means
 
 
 def _of_method(entries: pd.DataFrame) -> Row:
@@ -293,11 +278,10 @@ def _of_method(entries: pd.DataFrame) -> Row:
 def average_ranks(frame: pd.DataFrame) -> pd.DataFrame:
     """The average ranks of the methods that are in every block of `ranking`'s frame, best first.
 
-    `first`, `failures` (of replicates) and `lacking` (nothing fits the budget) are counts over all blocks.
+    `first` and `failures` (of replicates) are counts over all blocks.
     """
     rows = everywhere(frame)
-    table = rows.assign(lacking=rows["mean"].isna()).groupby("label", sort=False)
-    table = table.agg({"tuning": "first", "is_first": "sum", "failures": "sum", "lacking": "sum"})
+    table = rows.groupby("label", sort=False).agg({"tuning": "first", "is_first": "sum", "failures": "sum"})
     # Blocks of one workload have records and seeds in common, so ranks are averaged within workloads first.
     table.insert(1, "rank", _by_workload(rows).mean())
     return table.rename(columns={"is_first": "first"}).sort_values("rank", kind="stable").reset_index()
@@ -308,12 +292,7 @@ def everywhere(frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame.groupby("label")["rank"].transform("count") == frame.groupby(BLOCK).ngroups]
     rows = rows.assign(rank=rows.groupby(BLOCK)["rank"].rank())
     is_least = rows["rank"] == rows.groupby(BLOCK)["rank"].transform("min")
-    return rows.assign(is_first=is_least & has_score(rows))
-
-
-def has_score(rows: pd.DataFrame) -> pd.Series:
-    """True for the rows of `ranking`'s frame that a budget lets reach a score, in one seed or more."""
-    return rows["mean"].notna() & (rows["failures"] < rows["seeds"])
+    return rows.assign(is_first=is_least & (rows["failures"] < rows["seeds"]))
 
 
 def _by_workload(rows: pd.DataFrame) -> pd.DataFrame:
@@ -349,10 +328,11 @@ def verdict(frame: pd.DataFrame) -> str:
     )
 
 
-def as_tables(frame: pd.DataFrame) -> list[Table]:
-    """`ranking`'s frame as people read it: every block, and the averages with the note below."""
-    if frame.empty:
-        return [Table(pd.DataFrame({"no finished blocks": []}), numbers=frame)]
+def as_tables(ranks: pd.DataFrame, names: Mapping[str, str] | None = None) -> list[Table]:
+    """`ranking`'s frame as people read it, by `names` of workloads and labels: every block, and the averages."""
+    if ranks.empty:
+        return [Table(pd.DataFrame({"nothing to rank": []}), numbers=ranks)]
+    frame = named(ranks, names)
     by, scores = frame["by"].iloc[0], frame["score"].unique()
     epsilon = "total ε" if by == "epsilon" else "target ε"
     columns = [
@@ -360,8 +340,8 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         Column(epsilon, "epsilon", "{:g}".format),
         *([] if by == "epsilon" else [Column(BUDGETS[by], "budget", _amount)]),
         Column("rank", "rank", unless_nan("{:g}".format, "-")),
-        Column("method", text=named),
-        *(Column(shown(score).label, text=partial(_score, score=score)) for score in scores),
+        Column("method", text=method),
+        *(Column(shown(score).label, text=partial(scored, score=score)) for score in scores),
         Column("Δ", text=_difference),
         Column("p", "p", unless_nan("{:.2g}".format, "-")),
         Column("runs", "runs", "{:.3g}".format),
@@ -369,18 +349,22 @@ def as_tables(frame: pd.DataFrame) -> list[Table]:
         Column("seeds", "seeds"),
     ]
     averages = [
-        Column("method", text=named),
+        Column("method", text=method),
         Column("average rank", "rank", "{:.2f}".format),
-        *(Column(name, key) for name, key in (("first", "first"), ("†", "failures"), ("-", "lacking"))),
+        *(Column(name, key) for name, key in (("first", "first"), ("failed", "failures"))),
     ]
     title = f"Ranks at equal {BUDGETS[by]}"
-    note = f"{verdict(frame)} {_RULES[by]}{'' if by == 'epsilon' else _ADVANCE} {_NOTE} {limit(frame)}"
-    bold = marks(frame["is_best"], ["method", *(shown(score).label for score in scores)])
-    blocks = Table(texts(frame, columns), title, bold=bold, numbers=frame)
-    return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", note)]
+    marked = ["method", *(shown(score).label for score in scores)]
+    bold, italic = marks(frame["is_highest"], marked), marks(frame["unranked"] == _BY_HAND, marked)
+    optional = ["runs", "p", "seeds", "spent", "Δ"]
+    first = frame.groupby(BLOCK, sort=False).cumcount() == 0
+    rules = {at: "" for at, is_first in enumerate(first) if is_first}
+    of_blocks = {"bold": bold, "italic": italic, "numbers": ranks, "optional": optional, "by": "workload"}
+    blocks = Table(texts(frame, columns), title, _NOTE, limit(frame), **of_blocks, rules=rules)
+    return [blocks, Table(texts(average_ranks(frame), averages), f"{title}, on average", verdict(frame))]
 
 
-def named(row: Row) -> str:
+def method(row: Row) -> str:
     """A method as tables and figures name it."""
     return f"{row['label']} (set by hand)" if row["tuning"] == "fixed" else row["label"]
 
@@ -389,23 +373,23 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _score(row: Row, score: str) -> str:
+def scored(row: Row, score: str) -> str:
+    """The score of a method in a block, with the number of its seeds that have failed; the reason if it has none."""
     if row["score"] != score:
         return ""
-    if math.isnan(row["rank"]):
-        return row["unscored"]
-    dagger = f" †{row['failures']}" if row["failures"] else ""
-    return ("-" if math.isnan(row["mean"]) else shown(score).text(row["mean"], row["std"])) + dagger
+    if row["unranked"] not in ("", _BY_HAND):
+        return row["unranked"]
+    failures = f" ({row['failures']} failed)" if row["failures"] else ""
+    return shown(score).text(row["mean"], row["std"]) + failures + dagger(row)
 
 
 def _difference(row: Row) -> str:
     return "first" if row["is_first"] else shown(row["score"]).difference(row["difference"], row["low"], row["high"])
 
 
-def files(frame: pd.DataFrame) -> dict[str, str]:
-    """Ranks of every block and on average as Markdown, with the note below; the blocks as CSV at full precision."""
-    blocks, *averages = as_tables(frame)
-    return {"md": "\n\n".join(table.markdown for table in (blocks, *averages)) + "\n", "csv": blocks.csv}
+def files(tables: Sequence[Table]) -> dict[str, str]:
+    """`as_tables` as Markdown, and the blocks as CSV."""
+    return {"md": "\n\n".join(table.markdown for table in tables) + "\n", "csv": tables[0].csv}
 
 
 def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
@@ -429,7 +413,7 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
         for _, block in of_workload.groupby(BLOCK, sort=False):
             tests = block["test"].mask(block["failed"], block["test"].min())
             scores = block.assign(test=tests).pivot(index="seed", columns="label", values="test")
-            blocks.append(scores.drop(columns={*_lacking(block), *_unranked(block)}))
+            blocks.append(scores.drop(columns={*_lacking(block), *_unscored(block)}))
         means = sum(blocks[1:], blocks[0]) / len(blocks)  # not a number where a block lacks a seed or a method
         score = of_workload["score"].dropna().unique()[:1]  # none where all have failed
         for label in means.columns.drop(baseline) if baseline in means else ():
@@ -445,10 +429,12 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
     for row in sorted(pairs, key=lambda row: labels.index(row["label"])):
         differences, comparisons = row.pop("differences"), counts[row["label"]]
         by_record = _by_record(row.pop("entries"), differences.index, row["label"], baseline)
+        least, largest = shown(row["score"]).ends
         if by_record is None:
-            row["records"], distance = math.nan, statistics.difference(differences.to_numpy(), comparisons)
+            distance = statistics.difference(differences.to_numpy(), comparisons, largest - least)
         else:
-            row["records"], distance = by_record.shape[1], statistics.crossed(by_record, comparisons)
+            distance = statistics.crossed(by_record, comparisons, largest - least)
+        row["records"] = math.nan if by_record is None else by_record.shape[1]
         is_shown = distance.p < 1 - statistics.CONFIDENCE
         rows.append(row | distance._asdict() | {"verdict": int(math.copysign(1, distance.mean)) if is_shown else 0})
     return pd.DataFrame(rows)
@@ -456,7 +442,7 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
 
 def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str) -> NDArray[np.float64] | None:
     """The differences on each test record, shape [seeds, records], averaged over blocks; None where a run lacks it."""
-    if len(seeds) < _FEWEST:
+    if len(seeds) < statistics.FEWEST:
         return None
     means = []
     for method in (label, baseline):
@@ -469,16 +455,19 @@ def _by_record(entries: pd.DataFrame, seeds: pd.Index, label: str, baseline: str
     return means[0] - means[1]
 
 
-def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Table:
+def against_table(
+    distances: pd.DataFrame, baseline: str, by: str = "epsilon", names: Mapping[str, str] | None = None
+) -> Table:
     """`against`'s frame as people read it: a row for each method, those that are better most often first."""
+    frame, baseline = named(distances, names), (names or {}).get(baseline, baseline)
     order = frame.groupby("label", sort=False)[["verdict", "mean"]].mean()
     order = order.sort_values(["verdict", "mean"], ascending=False, kind="stable").reset_index()
     of = {(row["label"], row["workload"]): row for row in frame.to_dict("records")}
     names = {row["workload"]: f"{row['workload']}, {shown(row['score']).label}" for row in of.values()}
     counts = Counter(zip(frame["label"], frame["verdict"], strict=True))
 
-    def distance(method: Row, workload: str) -> str:
-        row = of.get((method["label"], workload))
+    def distance(line: Row, workload: str) -> str:
+        row = of.get((line["label"], workload))
         if not row:
             return ""
         about = "" if row["records"] > 0 else " ‡"
@@ -494,5 +483,5 @@ def against_table(frame: pd.DataFrame, baseline: str, by: str = "epsilon") -> Ta
     ]
     labels = list(order["label"])
     bold = {(labels.index(label), names[workload]) for (label, workload), row in of.items() if row["verdict"]}
-    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline)
-    return Table(texts(order, columns), title, note, bold=bold, numbers=frame)
+    title, note = f"Against {baseline}, at equal {BUDGETS[by]}", _AGAINST.format(baseline=baseline, page=PAGE)
+    return Table(texts(order, columns), title, note, bold=bold, numbers=distances)

@@ -32,6 +32,11 @@ class Shown(NamedTuple):
         """The unit of a difference."""
         return "points" if self.factor == 100 else self.label
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest value that there can be, as stored: two differ by as much at most."""
+        return (0.0, 1.0) if self.factor == 100 else (-math.inf, math.inf)
+
     def interval(self, low: float, high: float, form: str = "") -> str:
         """Two ends in brackets; nothing where there are none."""
         if not math.isfinite(low + high):

@@ -14,6 +14,8 @@ import scipy.stats
 from numpy.typing import NDArray
 
 _Array = NDArray[np.float64]
+_Ends = tuple[float, float]
+_ANY = -math.inf, math.inf
 
 CONFIDENCE = 0.95
 """The confidence of every interval; tests are at the level 1 - CONFIDENCE."""
@@ -22,11 +24,13 @@ LEAST_P = 1 / (1 + _RESAMPLES)
 """The smallest p that permutations can show."""
 EQUAL, DIGITS = 1e-9, 12
 """Differences that vary by no more are equal but for rounding, and so are means that agree to so many digits."""
+FEWEST = 3
+"""Seeds from which there are intervals and tests: the spread of two has one degree of freedom and shows nothing."""
 ENOUGH = 6
 """Workloads from which ranks are tested: a method that wins on all of 5 still has p = 2 / 2^5 > 0.05 by signs."""
 
 
-def expected_score(scores: _Array, tested: float = math.nan) -> tuple[float, float]:
+def expected_score(scores: _Array, tested: float = math.nan, ends: _Ends = _ANY) -> tuple[float, float]:
     """The two ends of the interval of mu, the score to be expected of a new seed on a new test record.
 
     All S seeds share the n test records: the score of seed s on record i is mu + a_s + b_i + e_si, and the mean over
@@ -40,25 +44,26 @@ def expected_score(scores: _Array, tested: float = math.nan) -> tuple[float, flo
     Args:
         scores: on the test split, shape [seeds].
         tested: number n of test records, where the score is a mean of zeros and ones; NaN leaves the test split out.
+        ends: the least and the largest score that there can be, where the interval ends too.
 
     Returns:
-        For one seed, Wilson's interval; without `tested`, Student's; without both, NaN.
+        Without `tested`, Student's interval; of fewer than `FEWEST` seeds, NaN.
     """
-    mean, seeds = float(scores.mean()), len(scores)
-    if not math.isfinite(mean) or (seeds == 1 and math.isnan(tested)):
+    mean = float(scores.mean())
+    if not math.isfinite(mean) or len(scores) < FEWEST:
         return math.nan, math.nan
-    by_seeds = _student(scores) if seeds > 1 else (mean, mean)
-    if math.isnan(tested):
-        return by_seeds
-    by_records = _wilson(mean, tested)
-    low, high = (math.hypot(one - mean, other - mean) for one, other in zip(by_seeds, by_records, strict=True))
-    return max(0.0, mean - low), min(1.0, mean + high)
+    low, high = _student(scores)
+    if not math.isnan(tested):
+        least, largest = _wilson(mean, tested)
+        low, high = mean - math.hypot(low - mean, least - mean), mean + math.hypot(high - mean, largest - mean)
+        ends = (0.0, 1.0)
+    return max(ends[0], low), min(ends[1], high)
 
 
-def _student(values: _Array, comparisons: int = 1) -> tuple[float, float]:
+def _student(values: _Array, comparisons: int = 1, largest: float = math.inf) -> tuple[float, float]:
     quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean() - half), float(values.mean() + half)
+    return max(-largest, float(values.mean() - half)), min(largest, float(values.mean() + half))
 
 
 def _wilson(share: float, count: float) -> tuple[float, float]:
@@ -70,7 +75,7 @@ def _wilson(share: float, count: float) -> tuple[float, float]:
 class _Difference(NamedTuple):
     """The mean difference over pairs, with Student's interval and two-sided test.
 
-    `p` is NaN for a single pair; so are the ends of the interval, also where all differences are equal.
+    `p` is NaN for fewer than `FEWEST` pairs; so are the ends of the interval, also where all differences are equal.
     """
 
     mean: float
@@ -79,24 +84,25 @@ class _Difference(NamedTuple):
     p: float
 
 
-def difference(values: _Array, comparisons: int = 1) -> _Difference:
-    """Of paired differences, shape [pairs]; corrected for a number of `comparisons` (Bonferroni)."""
+def difference(values: _Array, comparisons: int = 1, largest: float = math.inf) -> _Difference:
+    """Of paired differences, shape [pairs], none beyond `largest`; corrected for some `comparisons` (Bonferroni)."""
     pairs, mean = len(values), float(values.mean())
-    if pairs == 1:
+    if pairs < FEWEST:
         return _Difference(mean, math.nan, math.nan, math.nan)
     if np.ptp(values) <= EQUAL:  # equal differences tell nothing of their variance: the sign test needs none
         p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
         return _Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
     p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
-    return _Difference(mean, *_student(values, comparisons), min(1.0, comparisons * p))
+    return _Difference(mean, *_student(values, comparisons, largest), min(1.0, comparisons * p))
 
 
-def crossed(values: _Array, comparisons: int = 1) -> _Difference:
+def crossed(values: _Array, comparisons: int = 1, largest: float = math.inf) -> _Difference:
     """Of differences on each test record, shape [seeds, records], to be expected of new seeds and new records.
 
     All seeds share the records: the difference of seed s on record i is mu + a_s + b_i + e_si, and its mean has the
     variance A/S + B/n + E/(nS), estimated by (E + (MS_seeds - E)+ + (MS_records - E)+)/(nS) with E = MS_rest: no
-    variance is below 0. Degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni).
+    variance is below 0. Degrees of freedom by Satterthwaite. Corrected for a number of `comparisons` (Bonferroni); the
+    interval ends at `largest`, as no difference is beyond it.
 
     Source: Scheffé, "The analysis of variance" 1959, sections 7.4 (two random effects) and 7.5.
     """
@@ -114,14 +120,14 @@ def crossed(values: _Array, comparisons: int = 1) -> _Difference:
     degrees, half = total**2 / (squares**2 / free).sum(), math.sqrt(total / values.size)
     p = 2 * float(scipy.stats.t.sf(abs(mean) / half, degrees))
     width = half * float(scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, degrees))
-    return _Difference(mean, mean - width, mean + width, min(1.0, comparisons * p))
+    return _Difference(mean, max(-largest, mean - width), min(largest, mean + width), min(1.0, comparisons * p))
 
 
 class _Standing(NamedTuple):
     """The methods of a block that may be its best.
 
     Attributes:
-        p: that no other method is better, shape [methods]; NaN without another that shares two seeds.
+        p: that no other method is better, shape [methods]; NaN without another that shares `FEWEST` seeds.
         visible: the difference below which two methods are not told apart: the median over pairs; NaN without any.
     """
 
@@ -157,10 +163,10 @@ def standing(scores: _Array) -> _Standing:
         p = scipy.stats.t.sf(mean / (spread / np.sqrt(count)), count - 1)
     # Equal differences tell nothing of their variance: theirs is the sign test.
     p = np.where(spread > EQUAL, p, np.where(mean > EQUAL, 2.0**-count, 1.0))
-    p = np.where(count > 1, p, np.inf)
+    p = np.where(count >= FEWEST, p, np.inf)
     rivals = np.isfinite(p).sum(axis=1)
     least = np.minimum(rivals * p.min(axis=1, initial=1.0), 1.0)
-    compared, visible = np.triu(count > 1), math.nan
+    compared, visible = np.triu(count >= FEWEST), math.nan
     if compared.any():
         row, column = compared.nonzero()
         # Either of two may be left out because of the other: sooner the one with fewer rivals.

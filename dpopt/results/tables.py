@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,40 +13,30 @@ import numpy as np
 import pandas as pd
 
 from dpopt import registry
-from dpopt.results import pricing, statistics
+from dpopt.markup import FALLEN, fallen
+from dpopt.results import layout, pricing, statistics
 from dpopt.results.choosing import Row
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.writing import Column, Table, marks, texts
+from dpopt.results.writing import Column, Table, marks, named, texts
 from dpopt.store.runs import Store
 
 BLOCK = ["workload", "epsilon_target"]
 INTERVAL = "95 % interval"
+DAGGER = "†"
 _EDGES = "end of grid"
-_NOTE = (
-    "Test {scores}: mean ± standard deviation over seeds. {interval} Bold: rows that may be the best of their block "
-    "(workload and target ε), at 95 % confidence: no other is better in paired t tests over seeds, corrected for their "
-    "number, on this test split. Compared are rows whose whole search keeps to the target ε; italics: for reference, "
-    "as more was spent or a value set by hand is not charged. {limit} "
-    "Runs: trained models per seed (the mean over seeds), of which the best on the validation split is reported. "
-    "ε single: spent by that one run; ε with tuning: by its whole search (not charged where a value was set by hand); "
-    "ε composed, where that differs: by all runs one after the other, more than a random number of them spends. All "
-    "for the training records, recomputed from the ledgers that the runs left; the validation records that a search "
-    "looks at are covered where its scores are noised, by the same ε; otherwise they are not covered."
-)
-_EDGES_NOTE = (
-    "End of grid: the selected value is the largest (↑) or smallest (↓) that was tried, in so many of the seeds; a "
-    "wider grid may do better."
-)
-_WIDEN_NOTE = (
-    "Up to {} further runs beyond the grid, one at a time while the best lies at its end; ε with tuning counts them "
-    "all, made or not."
-)
+BEST = f"Bold: highest mean; {DAGGER}: not shown to be worse (95 %)."
+PAGE = "All columns: docs/guide/tables.md."
+"""The end of the note of each table."""
+MARKS = f"{BEST} Italics: spends more than ε, or set by hand."
+_CAPTION = f"Test score: mean ± standard deviation over seeds. {MARKS} ε with tuning: of the whole search."
+_REFERENCE = "for reference"
+_WIDEN_NOTE = "ε with tuning counts {} further runs beyond the grid, made or not."
 
 
 def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
-    """One row for each group of `choosing.select`'s frame, best first within a workload and a target epsilon.
+    """One row for each group of `choosing.select`'s frame: by workload and target epsilon, best first, references last.
 
     Returns:
         Beside the group's keys: `score` (what was measured), its `mean` and `std` on the test split (sample standard
@@ -55,8 +46,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         and in how many seeds), `examples` N, `draws` T and `noise_gradient` (noise multiplier), means;
         `epsilon_single`, `epsilon_with_tuning` and `epsilon_composed` (the largest over the seeds); `note`, what the
         registry says of the optimizer; `is_reference`, whether it spends more than its target or cannot say; `p`,
-        `visible` and `is_best` among the private others of its block, see `statistics.standing`. A row with test
-        records without a finite score is for reference too.
+        `visible` and `is_best` (may be the best) among the private others of its block, see `statistics.standing`, and
+        `is_highest`, of the means that are compared. A row with test records without a finite score is for reference.
     """
     if selected.empty:
         return pd.DataFrame()
@@ -69,6 +60,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
             _WIDEN_NOTE.format(widen) if widen else "",
             f"{unscored}, which counts as diverged: not ranked." if unscored else "",
+            _fallen(group),
         ]
         tests.append(group.set_index("seed")["test_score"])
         rows.append(
@@ -79,7 +71,6 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
                 "seeds": len(group),
                 "runs": float(group["runs"].mean()),
                 "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
-                "is_refined": False,  # published CSV has the column
                 "validation": group["selection_score"].mean(),
                 "edges": ", ".join(f"{edge} {count}/{len(group)}" for edge, count in sorted(edges.items())),
                 **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
@@ -95,7 +86,16 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     is_over = table["epsilon_with_tuning"] > table["epsilon_target"] * ROUNDING
     table = _compared(table.assign(is_reference=is_over | (table["tuning"] == "fixed") | np.array(is_unscored)), tests)
-    return table.sort_values([*BLOCK, "mean"], ascending=[True] * len(BLOCK) + [False]).reset_index(drop=True)
+    order = {**dict.fromkeys([*BLOCK, "is_reference"], True), "mean": False}
+    return table.sort_values(list(order), ascending=list(order.values())).reset_index(drop=True)
+
+
+def _fallen(group: pd.DataFrame) -> str:
+    if not {"eta", "lr", "noise_losses"} <= set(group):
+        return ""
+    pairs = group.loc[group["noise_losses"].notna(), ["lr", "eta"]].itertuples(index=False)
+    fell = sum(bool(fallen({"losses": 1.0}, *pair)) for pair in pairs)
+    return f"In {fell} of {len(group)} seeds {FALLEN}." if fell else ""
 
 
 def _scores(group: pd.DataFrame) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
     score = group["score"].iloc[0]
     # Of a mean of zeros and ones it is known how the test split's size limits it.
     tested = float(group["tested"].iloc[0]) if score == "accuracy" and "tested" in group else math.nan
-    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested)
+    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested, shown(score).ends)
     return (
         {"score": score, "tested": tested, "low": low, "high": high}
         | means
@@ -115,17 +115,46 @@ def _scores(group: pd.DataFrame) -> dict[str, Any]:
 
 
 def _compared(table: pd.DataFrame, tests: Sequence[pd.Series]) -> pd.DataFrame:
-    table = table.assign(p=math.nan, visible=math.nan, is_best=False)
+    table = table.assign(p=math.nan, visible=math.nan, is_best=False, is_highest=False)
     chosen = table[~table["is_reference"] & (table["epsilon_target"] < math.inf)]
     for _, block in chosen.groupby(BLOCK):
-        finite = {row: tests[row].where(np.isfinite(tests[row])) for row in block.index}
-        worst = pd.concat(finite).min()  # left out, a method that diverges in some seeds would gain by it
-        scores = pd.DataFrame({row: values.fillna(worst) for row, values in finite.items()})
-        standing = statistics.standing(scores.to_numpy(float))
-        table.loc[block.index, "p"] = standing.p
-        table.loc[block.index, "visible"] = standing.visible
-        table.loc[block.index, "is_best"] = standing.may_be_best & [values.notna().any() for values in finite.values()]
-    return table
+        # A mean over fewer seeds is of other splits and draws: its row waits until it has those of the others.
+        whole = block.index[block["seeds"] == pd.concat([tests[row] for row in block.index]).index.nunique()]
+        if len(whole):
+            standing = compared(pd.DataFrame({row: tests[row] for row in whole}))
+            table.loc[whole, list(standing)] = standing
+    # A mean that is not finite is printed as such, whatever its row has by the worst score in place of a failure.
+    return table.assign(**{mark: table[mark] & np.isfinite(table["mean"]) for mark in ("is_best", "is_highest")})
+
+
+def compared(tests: pd.DataFrame) -> pd.DataFrame:
+    """The methods of a block, by their scores [seeds, methods]; a run without a finite score has failed.
+
+    A failure counts as the worst score of the block: left out, a method that fails in some seeds would gain by it.
+
+    Returns:
+        A row a method: `p` and `visible`, see `statistics.standing`; `is_best`, whether it may be the best, and
+        `is_highest`, whether its mean is the highest, which equal ones share, both of methods with some score.
+    """
+    tests = tests.where(np.isfinite(tests))
+    scores = tests.fillna(tests.min(axis=None))
+    standing = statistics.standing(scores.to_numpy(float))
+    may_be, is_tested = tests.notna().any().to_numpy(), np.isfinite(standing.p)
+    means = np.where(may_be & is_tested, scores.mean().round(statistics.DIGITS), -math.inf)
+    return pd.DataFrame(
+        {
+            "p": standing.p,
+            "visible": standing.visible,
+            "is_best": standing.may_be_best & may_be,
+            "is_highest": may_be & is_tested & (means == means.max()),
+        },
+        index=tests.columns,
+    )
+
+
+def dagger(row: Row) -> str:
+    """The mark of a row that no other one is shown to be better than, beside the highest mean."""
+    return f" {DAGGER}" if row["is_best"] and not row["is_highest"] else ""
 
 
 def further_scores(table: pd.DataFrame) -> list[str]:
@@ -133,14 +162,21 @@ def further_scores(table: pd.DataFrame) -> list[str]:
     return [name.removeprefix("score_") for name in table if name.startswith("score_") and f"{name}_std" in table]
 
 
-def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remarks: Sequence[str] = ()) -> Table:
-    """`comparison`'s frame as people read it; a column that says the same in every row is in the note instead.
+def as_table(
+    frame: pd.DataFrame,
+    title: str,
+    scores: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+) -> Table:
+    """`comparison`'s frame as people read it; a column that says the same in every row is in the title instead.
 
     It may have the columns that `papers.beside` adds. `scores` are further scores to show, CSV has all; `remarks` are
-    further sentences of the note.
+    further sentences of the details; `names` are those of workloads and labels.
     """
-    if table.empty:
-        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=table)
+    if frame.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=frame)
+    table = named(frame, names)
     main = list(table["score"].unique())
     columns = [
         Column("workload", "workload"),
@@ -159,18 +195,65 @@ def as_table(table: pd.DataFrame, title: str, scores: Sequence[str] = (), remark
         *(column for column in _SHARED if column.name in ("B", "epochs", "C", "δ")),
         Column("diverged", "diverged"),
     ]
-    frame = texts(table, columns)
-    dropped = [*_constant(table), *(name for name in (INTERVAL, _EDGES) if not frame[name].any())]
+    shown_texts, constant = texts(table, columns), _constant(table)
+    dropped = [*constant, *(name for name in (INTERVAL, _EDGES) if not shown_texts[name].any())]
     dropped += ["ε composed"] if (table["epsilon_composed"] == table["epsilon_with_tuning"]).all() else []
-    is_reference, marked = table["is_reference"], ["optimizer", *(shown(score).label for score in main)]
+    dropped += [] if table["diverged"].any() else ["diverged"]
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    marked = ["optimizer", *(shown(score).label for score in main)]
+    further = [shown(score).label for score in scores]
+    free = [] if table.duplicated([*BLOCK, "label"]).any() else ["C", "B", "epochs"]  # else these tell rows apart
+    optional = [INTERVAL, "runs", *free, "ε single", "ε composed", _EDGES, "δ", *further, "tuning", "seeds"]
+    place = table[BLOCK].assign(is_reference=is_reference)
+    begins = np.flatnonzero(place.ne(place.shift()).any(axis="columns"))
+    setting = ", ".join(value if name == "workload" else f"{name} = {value}" for name, value in constant.items())
+    heading = f"{title}: {setting}" if setting else title
     return Table(
-        frame.drop(columns=dropped),
-        title,
-        _footer(table, remarks),
-        bold=marks(table["is_best"], marked),
-        italic=marks(is_reference & (table["epsilon_target"] < math.inf), marked),
-        numbers=table,
+        shown_texts.drop(columns=dropped),
+        heading,
+        f"{_CAPTION} {PAGE}",
+        _details(table, remarks),
+        f"{heading}. {_CAPTION}",
+        bold=marks(table["is_highest"], marked),
+        italic=marks(is_reference, marked),
+        numbers=frame,
+        optional=optional,
+        by="workload",
+        rules={int(at): _REFERENCE if is_reference.iloc[at] else "" for at in begins},
     )
+
+
+def as_wide(frame: pd.DataFrame, title: str, methods: Sequence[str], names: Mapping[str, str]) -> Table:
+    """`comparison`'s frame of one setting for each method: a row for each method, a column for each task.
+
+    Args:
+        methods: the labels in their order; those that have rows for reference alone come last.
+        names: of workloads and labels.
+    """
+    if frame.empty:
+        return Table(pd.DataFrame({"no finished rows": []}), title, numbers=frame)
+    table = named(frame, names)
+    units = {workload: shown(score).label for workload, score in zip(table["workload"], table["score"], strict=True)}
+    several = len(set(units.values())) > 1
+    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
+    rows = table.assign(
+        workload=table["workload"].map(lambda name: f"{name}, {units[name]}") if several else table["workload"],
+        italic=is_reference,
+    )
+    is_last = is_reference.groupby(table["label"]).all()
+    order = sorted((name for label in methods if (name := names.get(label, label)) in is_last), key=is_last.get)
+    wide = layout.wide(rows, order, lambda row: shown(row["score"]).text(row["mean"], row["std"]) + dagger(row))
+    delta = f" (δ = {constant['δ']})" if "δ" in (constant := _constant(table)) else ""
+    scores = f"{'scores' if several else units[table['workload'].iloc[0]]}, mean ± standard deviation over"
+    about = f"test {scores} {_seeds(table)} seeds, at ε of the whole search{delta}"
+    first = int((~is_last).sum())
+    rules = {first: _REFERENCE} if 0 < first < len(order) else {}
+    headed = {
+        "title": f"{title}: {about}",
+        "note": f"{MARKS} {PAGE}",
+        "caption": f"{about[0].upper()}{about[1:]}. {MARKS}",
+    }
+    return replace(wide, **headed, numbers=frame, rules=rules)
 
 
 def charged(row: Row) -> str:
@@ -184,7 +267,8 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
     def text(row: Row, key: str) -> str:
         if row["score"] != score if ours == "mean" else row[ours] != row[ours]:
             return ""
-        return unit.text(row[key], row["std" if key == "mean" else f"{key}_std"])
+        number = unit.text(row[key], row["std" if key == "mean" else f"{key}_std"])
+        return number + (dagger(row) if key == "mean" else "")
 
     def published(row: Row) -> str:
         number = "" if math.isnan(row[theirs]) else text(row, theirs)
@@ -195,45 +279,34 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
         yield Column(f"published {unit.label}", text=published)
 
 
-def _footer(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
-    scores = " and ".join(shown(score).label.removesuffix(" (%)") for score in table["score"].unique())
+def _details(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
     notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    meaning = _NOTE.format(scores=scores, interval=_interval_note(table), limit=limit(table))
-    edges = [_EDGES_NOTE] if table["edges"].any() else []
-    setting = ", ".join(f"{name} = {value}" for name, value in _constant(table).items())
-    return " ".join([f"{setting}. {meaning}", *edges, *to_rows, *remarks])
-
-
-def _interval_note(table: pd.DataFrame) -> str:
-    if table["low"].isna().all():
-        return ""
-    seeds = "the variation over seeds (Student's t)" if table["seeds"].max() > 1 else ""
-    counts = sorted(table["tested"].dropna().astype(int).unique())
-    records = f"the error of a test split of {' or '.join(f'{n:,}' for n in counts)} records (Wilson)" if counts else ""
-    rest = ", and where a score is no accuracy for the seeds alone" if counts and table["tested"].isna().any() else ""
-    return f"{INTERVAL}: of the expected score, for {' and '.join(filter(None, [seeds, records]))}{rest}."
+    return " ".join([limit(table), *to_rows, *remarks])
 
 
 def limit(table: pd.DataFrame) -> str:
     """The difference that a table or a ranking cannot show with its seeds, in a sentence."""
-    counts = sorted(table["seeds"].unique())
-    seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     parts = []
     for score, rows in table[table["visible"].notna()].groupby("score"):
         unit, ends = shown(score), sorted({*rows["visible"].agg(["min", "max"])})
         sizes = dict.fromkeys(f"{unit.factor * end:.{unit.decimals}f}" for end in ends)
-        parts.append(f"{' to '.join(sizes)} {'points' if unit.factor == 100 else unit.label}")
+        parts.append(f"{' to '.join(sizes)} {unit.points}")
     if parts:
         least = " and ".join(parts)
-        return f"With {seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
-    return "Nothing is tested: that takes two rows of a block that keep to the target, with two seeds each."
+        seeds = f"With {_seeds(table)} seeds"
+        return f"{seeds}, a difference below about {least} (by block, the median over pairs) cannot be shown."
+    least = statistics.FEWEST
+    return f"Nothing is tested: that takes two rows of a block that keep to the target, with {least} seeds each."
+
+
+def _seeds(table: pd.DataFrame) -> str:
+    return " to ".join(map(str, dict.fromkeys(table["seeds"].agg(["min", "max"]))))
 
 
 def _constant(table: pd.DataFrame) -> dict[str, str]:
     is_shared = [column for column in _SHARED if table[column.key].nunique(dropna=False) == 1]
-    constant = {name: text(table[key].iloc[0]) for name, key, text in is_shared}
-    return constant if table["diverged"].any() else constant | {"diverged": "0"}
+    return {name: text(table[key].iloc[0]) for name, key, text in is_shared}
 
 
 def upper(value: float) -> str:
@@ -266,4 +339,4 @@ _SHARED = [
     Column("δ", "delta", _upper_delta),
     Column("seeds", "seeds"),
 ]
-"""Columns that the note has, and not the table, where all rows agree."""
+"""Columns that the title has, and not the table, where all rows agree."""

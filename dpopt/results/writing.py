@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from dpopt import markup
-from dpopt.markup import LATEX, MARKDOWN, TextFormat
+from dpopt.markup import HTML, LATEX, MARKDOWN, TextFormat
 
+_NUMBER = re.compile(r"[-–+]?(\d.*|∞)?")
+"""What a cell of a column of numbers is: a number with what follows it, a dash, or nothing."""
 _Marks = Set[tuple[int, str]]
 """Cells of a table."""
 
@@ -26,6 +30,12 @@ class Column(NamedTuple):
     name: str
     key: str = ""
     text: Callable[[Any], str] = str
+
+
+def named(frame: pd.DataFrame, names: Mapping[str, str] | None) -> pd.DataFrame:
+    """A frame whose workloads and labels have the `names` that people read."""
+    columns = [key for key in ("workload", "label") if key in frame]
+    return frame.assign(**{key: frame[key].map(lambda name: (names or {}).get(name, name)) for key in columns})
 
 
 def texts(frame: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
@@ -47,19 +57,33 @@ class Table:
     Attributes:
         frame: plain texts, a column for each name.
         title: what the table shows.
-        note: what belongs below it.
+        note: what belongs below it, in at most 40 words.
+        details: what else is to be said of these rows; Markdown and HTML have it below the note.
+        caption: of LaTeX, by default the title.
+        first: a sentence that no reader may miss; empty where there is none.
         command: the command that makes the table again; empty if it is made only as a part of a page.
         bold, italic: cells that are, by the number of their row and the name of their column.
         numbers: what CSV has in place of `frame`, at full precision.
+        optional: columns that a narrow terminal leaves out, the first of them first.
+        by: a column whose values a narrow terminal has as headings.
+        rules: numbers of rows that begin a part, and its heading, which may be empty.
+        spans: column -> the heading of several neighbours, and its own below that.
     """
 
     frame: pd.DataFrame
     title: str = ""
     note: str = ""
+    details: str = ""
+    caption: str = ""
     command: str = ""
+    first: str = ""
     bold: _Marks = frozenset()
     italic: _Marks = frozenset()
     numbers: pd.DataFrame | None = None
+    optional: Sequence[str] = ()
+    by: str = ""
+    rules: Mapping[int, str] = field(default_factory=dict)
+    spans: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def styled(self, style: TextFormat) -> pd.DataFrame:
         """The texts as a format takes them, names included."""
@@ -70,17 +94,43 @@ class Table:
                 frame.iloc[row, column] = mark(text) if (text := frame.iloc[row, column]) else ""
         return frame.rename(columns=style.escape)
 
+    def _repr_html_(self) -> str:
+        body = self.styled(HTML).to_html(index=False, escape=False, border=0)
+        title, first, note = map(HTML.escape, (self.title, self.first, self.note))
+        return f"<b>{title}</b>{f'<p>{first}</p>' if first else ''}{body}<small>{note}</small>"
+
     @property
     def markdown(self) -> str:
-        """A table of GitHub's Markdown, with the note below."""
+        """A table of GitHub's Markdown, with its first sentence above and the note below."""
+        first = [MARKDOWN.escape(self.first)] if self.first else []
         body = self.styled(MARKDOWN).to_markdown(index=False, disable_numparse=True)
-        return "\n\n".join([body, *filter(None, [MARKDOWN.escape(self.note)])])
+        return "\n\n".join([*first, body, *map(MARKDOWN.escape, filter(None, [self.note, self.details]))])
 
     @property
     def latex(self) -> str:
-        """A booktabs tabular with the note as its caption; needs \\usepackage{booktabs}."""
-        style = self.styled(LATEX).style.hide(axis="index")
-        return style.to_latex(hrules=True, caption=LATEX.escape(self.note), position="t")
+        """A table with a booktabs tabular and a short caption; needs \\usepackage{booktabs}."""
+        caption = f"{self.first} {self.caption or self.title}".strip()
+        frame, width, escape = self.styled(LATEX), self.frame.shape[1], LATEX.escape
+        is_number = [self.frame[name].astype(str).str.fullmatch(_NUMBER).all() for name in self.frame]
+        pairs, lines = [self.spans.get(name, ("", name)) for name in self.frame], list[str]()
+        if self.spans:
+            places = [list(same) for _, same in groupby(range(width), lambda at: pairs[at][0])]
+            groups = [(escape(pairs[at[0]][0]), at[0] + 1, at[-1] + 1) for at in places]
+            over = (rf"\multicolumn{{{b - a + 1}}}{{c}}{{{name}}}" if name else "" for name, a, b in groups)
+            below = (rf"\cmidrule(lr){{{a}-{b}}}" for name, a, b in groups if name)
+            lines = [rf"{' & '.join(over)} \\", " ".join(below)]
+        lines += [rf"{' & '.join(escape(name) for _, name in pairs)} \\", r"\midrule"]
+        for at, row in enumerate(frame.itertuples(index=False, name=None)):
+            if at in self.rules and at:
+                lines.append(r"\midrule")
+            if heading := self.rules.get(at):
+                lines.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape(heading)}}}}} \\")
+            # A mark that takes no width leaves the numbers of a column below each other.
+            lines.append(rf"{' & '.join(row)} \\".replace(r" \dag{}", r"\rlap{$^\dagger$}"))
+        columns = "".join("r" if number else "l" for number in is_number)
+        top = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(caption)}}}"]
+        top += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+        return "\n".join([*top, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
     @property
     def csv(self) -> str:

@@ -74,7 +74,7 @@ def launch(launcher: Any, job: Job, store: Store, cells: Sequence[Cell], tell: T
         for _ in range(min(_LOOKS, len(left)) if jobs else len(left)):
             cell = left.popleft()
             left.extend(() if store.is_settled(cell.run_id) else (cell,))
-        tell(News("waiting", left=len(left)))
+        tell(News("waiting", reason=f"{len(jobs)} jobs", left=len(left)))
         ended = len(gone) + (0 if len(left) < before else ended)
         if left and not jobs:
             if ended >= STARTS * number:

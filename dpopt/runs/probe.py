@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
-from dpopt import training
+from dpopt import bars, training
 from dpopt.cells import Cell
 from dpopt.runs.prepare import Prepared, prepare
 from dpopt.runs.remote import side_by_side
@@ -54,9 +53,10 @@ def find_times(
     first = ((row, next((cell for cell in row.waiting if not cell.untrained), None)) for row in untimed)
     probed = [(row, cell) for row, cell in first if cell is not None]
     probes = [partial(_measure, cell, limit, suite.device, suite.physical_batch, suite.isolate) for _, cell in probed]
-    shown = Progress(console=console, disable=console is None or not probes, transient=True)
-    with shown as progress, closing(side_by_side(probes, at_once)) as answers:
-        for number, timing, failure in progress.track(answers, len(probes), description="timing"):
+    bar = bars.bar(console if probes else None)
+    with bar as show, closing(side_by_side(probes, at_once)) as ended:
+        for done, (number, timing, failure) in enumerate(ended, 1):
+            show("timing rows", done, len(probes))
             probed[number][0].timing = timing or Timing(failure=failure)
     left = [row for row in rows if is_estimated and row.timing is None and row.waiting]
     rate = flops_per_second(place) if left else 0.0

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dpopt import fields, registry
+from dpopt import bars, fields, registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, unknown
 from dpopt.markup import lines
@@ -36,8 +36,8 @@ from dpopt.workloads.features import cores
 
 _TIMED_DRAWS = 5
 """Draws by which a row is timed where the suite has a limit `max_hours`."""
-_PLAIN_LINES = 20
-"""About how many lines a run prints where there is no terminal to draw a bar on."""
+_START = {"inline": "preparing the first cell", "local": "starting {} workers", "span": "starting {} processes"}
+"""Engine -> what is shown until the first cell is heard of."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ def run_suite(
 
         opened.enter_context(stopping.signals())
         while run and left:
-            with _board(console, len(left), outcome) as tell:
+            with _board(console, left, outcome, _START.get(engine, "starting jobs").format(len(devices))) as tell:
                 run(left, tell, stop)
             if planning.has_stages(suite):  # further cells follow from the results
                 planned = planning.plan(suite, store)
@@ -144,7 +144,7 @@ def run_job() -> NoReturn:
     stopping.end_with(int(os.environ["DPOPT_PARENT"]))
     suite, results = pickle.load(sys.stdin.buffer)
     suite = replace(suite, engine="local", options={}, workers=1, max_hours=None)
-    raise SystemExit(run_suite(suite, results, progress=False).is_stopped)
+    raise SystemExit(run_suite(suite, results).is_stopped)  # its bar is lines of the job's log
 
 
 def _is_left(cell: Cell, store: Store, retry: bool = False) -> bool:
@@ -217,16 +217,15 @@ def places(name: str, workers: int | None) -> list[str]:
 
 
 @contextmanager
-def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[Tell]:
-    """A function that shows how far a suite is, when a worker tells: a bar on a terminal, else a line now and then."""
-    columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+def _board(console: Console, cells: Sequence[Cell], outcome: SuiteOutcome, start: str) -> Iterator[Tell]:
+    """A function that shows how far a suite is, when a worker tells; until then what it `start`s with."""
+    named = {cell.run_id: f"{cell.optimizer['name']}, ε = {cell.epsilon:g}" for cell in cells}
+    total, began, before = len(cells), time.monotonic(), outcome.ran
     # Without a thread of its own, as workers are forked from this process.
-    plain: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-    bar = Progress(*columns, console=console, disable=not console.is_terminal, **plain)
-    task, shown = bar.add_task("cells", total=total), 0
+    plain = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 
     def tell(news: News) -> None:
-        nonlocal total, shown
+        nonlocal total
         if news.kind == "blocked":
             raise OSError(f"results cannot be written: {news.reason}; the same command goes on when they can")
         outcome.ran += news.kind == "done"
@@ -236,11 +235,12 @@ def _board(console: Console, total: int, outcome: SuiteOutcome) -> Iterator[Tell
         if news.kind == "ready":
             return
         total = max(total, news.left)  # further cells follow from results
-        done = total - news.left
-        bar.update(task, completed=done, total=total, refresh=True)
-        if not console.is_terminal and done // max(1, total // _PLAIN_LINES) > shown:
-            shown = done // max(1, total // _PLAIN_LINES)
-            console.print(f"{done}/{total} cells")
+        doing = news.reason if news.kind in ("note", "waiting") else named.get(news.run_id, "")
+        ran, minutes = outcome.ran - before, (time.monotonic() - began) / 60
+        rate = f"{ran / minutes:.0f} a minute" if ran else ""
+        failed = f"{len(outcome.failed)} failed" if outcome.failed else ""
+        show("cells", total - news.left, total, ", ".join(filter(None, (rate, failed, doing))))
 
-    with bar:
+    with bars.bar(console, not console.quiet, has_lines=True, **plain) as show:
+        show(start)
         yield tell

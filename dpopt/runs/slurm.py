@@ -1,8 +1,10 @@
 """Jobs of Slurm, in an array that submitit submits. The results folder is on a file system that all nodes share.
 
-Options: `folder` for submitit's files (by default `slurm`), `at_once`, the most jobs that are submitted, and the keys
-of submitit's `AutoExecutor` (`timeout_min`, `mem_gb`, `gpus_per_node`, ...); `cluster: local` runs jobs here. A job
-whose time is up writes a checkpoint and goes back to the queue. For one that is preempted another one is submitted.
+Options: `folder` for submitit's files, logs included (by default `slurm`), `at_once`, the most jobs that are submitted
+(by default the suite's `workers`, else 20), and the keys of submitit's `AutoExecutor` (`timeout_min`, `mem_gb`,
+`gpus_per_node`, ...); `cluster: local` runs jobs here. A job takes cell after cell until nothing is left. One whose
+time is up writes a checkpoint and goes back to the queue. The others take the cells of one that is killed, and where
+all are gone, further ones are submitted.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from dpopt.fields import Count
 from dpopt.runs.launchers import Job
 from dpopt.suites.schema import Keys
 
+_JOBS = 20
+"""Jobs of a suite that states no number: each imports torch, so one for each cell would do little else."""
+_MINUTES = 5
+"""Time of a job that states none, the same on a cluster and in a rehearsal."""
 _REQUEUES = 100
 """Times that a job may run out of time."""
 
@@ -32,11 +38,18 @@ class Launcher:
     """An array of jobs; see `launchers`."""
 
     def __init__(self, suite: Keys) -> None:
-        options = {"name": "dpopt", "cpus_per_task": 1, "slurm_array_parallelism": suite.workers, **suite.options}
+        options = {
+            "name": "dpopt",
+            "cpus_per_task": 1,
+            "timeout_min": _MINUTES,
+            "slurm_array_parallelism": suite.workers,
+            **suite.options,
+        }
         folder, cluster = (str(options.pop(key, "slurm")) for key in ("folder", "cluster"))
-        self.room = fields.convert(options.pop("at_once", 1000), Count, "options.at_once", {})
+        self.room = fields.convert(options.pop("at_once", suite.workers or _JOBS), Count, "options.at_once", {})
         try:
-            self._executor = submitit.AutoExecutor(folder, cluster=cluster, slurm_max_num_timeout=_REQUEUES)
+            often = {"slurm_max_num_timeout": _REQUEUES, "local_max_num_timeout": _REQUEUES}
+            self._executor = submitit.AutoExecutor(folder, cluster=cluster, **often)
             self._executor.update_parameters(**options)
         except (RuntimeError, ValueError, NameError, AssertionError) as error:
             raise ConfigError("engine slurm", suite.options, str(error).splitlines()[0]) from error

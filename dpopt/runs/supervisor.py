@@ -121,10 +121,11 @@ class Supervisor:
             except (EOFError, OSError):  # it has ended, and told everything
                 slot.news = None
                 return
-            slot.run_id, slot.since = (news.run_id if news.kind == "begin" else ""), time.monotonic()
+            if news.kind != "note":
+                slot.run_id, slot.since = (news.run_id if news.kind == "begin" else ""), time.monotonic()
             slot.is_done |= news.kind == "bye"
             slot.is_ready = True
-            if news.run_id and news.kind != "begin" and self._is_noted(news.run_id):
+            if news.run_id and news.kind not in ("begin", "note") and self._is_noted(news.run_id):
                 self._fruitless = 0
             self._tell(news)
 
@@ -195,7 +196,7 @@ def _serve(
     running = [""]
 
     def tell(message: News) -> None:
-        running[0] = message.run_id if message.kind == "begin" else ""
+        running[0] = message.run_id if message.kind in ("begin", "note") else ""
         if news:
             news.send(message)
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from dpopt import bars
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Held
 from dpopt.privacy.distributed import Left
@@ -34,14 +35,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class News(NamedTuple):
     """A message of a worker to its supervisor.
 
-    Its kind: "ready", once it has started; "begin" of a cell, or its end: "done", "held" (another process has taken it
-    over), "failed", "again" (a failure after which it is tried again), "interrupted", "blocked" (results cannot be
-    written, whatever the cell); "waiting" for other workers; "bye": nothing is left.
+    Its kind: "ready", once it has started; "begin" of a cell; a "note" on what it is busy with, before the first draw;
+    the cell's end: "done", "held" (another process has taken it over), "failed", "again" (a failure after which it is
+    tried again), "interrupted", "blocked" (results cannot be written, whatever the cell); "waiting" for other workers;
+    "bye": nothing is left.
     """
 
     kind: str
     run_id: str = ""  # the cell
-    reason: str = ""  # of a failure
+    reason: str = ""  # of a failure; the text of a note
     left: int = 0  # cells that have no result yet, as far as this worker has looked
 
 
@@ -144,7 +146,10 @@ def work(
         if taken := queue.take():
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
+            name, note = cell.workload["name"], News("note", cell.run_id, left=queue.left + 1)
+            bars.listener = lambda text, name=name, note=note: tell(note._replace(reason=f"{name}: {text}"))
             kind, reason = attempt(cell, store, lease, suite, share)
+            bars.listener = None
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:

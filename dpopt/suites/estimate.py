@@ -34,6 +34,8 @@ _RECORDS = 100
 """The most finished cells whose times are averaged for a row."""
 CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
+PREPARE = 0.1
+"""Seconds of a cell beside its FLOPs, in an estimate: about those of one whose data and noise are kept already."""
 SHARE = 0.5
 """The share of the rate of large matrix products that private training is assumed to reach."""
 
@@ -118,7 +120,7 @@ class CostRow:
         if (work := self.work) is None:
             return None
         draw = self.gradients_per_draw * (self.cells[0].batch_size * work.gradient / rate + CALL)
-        return Timing(draw=draw, evaluate=self._curve(work) / rate, is_estimate=True)
+        return Timing(PREPARE, draw, evaluate=self._curve(work) / rate, is_estimate=True)
 
     def by_records(self, store: Store, device: str) -> Timing | None:
         """The mean time of the row's first finished cells on a device, as `provenance` names it; None without any."""
@@ -158,8 +160,8 @@ def hours(rows: Iterable[CostRow], at_once: int) -> float:
     return sum(row.seconds or 0.0 for row in rows) / 3600 / at_once
 
 
-def summary(rows: Sequence[CostRow], at_once: int) -> str:
-    """The time of all that is to be run on this machine, `at_once` cells at a time, in one line."""
+def summary(rows: Sequence[CostRow], at_once: int, start: float = 0.0) -> str:
+    """The time of all that is to be run here, `at_once` cells at a time, `start` seconds from now on, in one line."""
     waiting = [row for row in rows if row.waiting]
     timed = sum(row.seconds is not None for row in waiting)
     operations = sum(row.operations or 0 for row in waiting)
@@ -167,10 +169,11 @@ def summary(rows: Sequence[CostRow], at_once: int) -> str:
     counts += f", {operations:.1e} FLOPs to run" if operations else " to run"
     if not timed:
         return f"{counts}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
-    total = hours(rows, at_once)
+    total = hours(rows, at_once) + start / 3600
+    begin = f", {duration(start)} of it to start" if start > 360 * total else ""  # a tenth: less is nothing to speak of
     missing = f" without {len(waiting) - timed} rows that were not timed" if timed < len(waiting) else ""
-    each = f" ({duration(3600 * at_once * total)} if it were one)" if at_once > 1 else ""
-    return f"{counts}, about {duration(3600 * total)} with workers = {at_once}{each}{missing}"
+    each = f" ({duration(3600 * at_once * hours(rows, at_once) + start)} if it were one)" if at_once > 1 else ""
+    return f"{counts}, about {duration(3600 * total)} with workers = {at_once}{each}{begin}{missing}"
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import defaultdict
@@ -100,9 +99,8 @@ def to_follow(planned: list[Planned], store: Store) -> int:
 
 def manifest(suite: Keys, planned: list[Planned]) -> dict[str, Any]:
     """The content of a plan for the store, enough to make every table and figure again."""
-    published = {"published": dataclasses.asdict(suite.published)} if suite.published else {}
     cells = [entry.content() for entry in planned]
-    return {"suite": suite.name, "description": suite.description, **published, "cells": cells}
+    return {"suite": suite.name, "description": suite.description, **suite.presented, "cells": cells}
 
 
 def _workloads(suite: Keys) -> list[tuple[str, Workload]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ class Setting:
 
     Args:
         name: registered optimizer; by default the label itself.
+        display: the row's name in tables and figures; no part of what is run. By default the optimizer's own with what
+            the label adds, such as "DP-Adam, composed" for dp_adam_composed.
         fields: hyperparameters that differ from the defaults.
         tuning: "self" (needs none), "public" (a constant that anyone can have, such as a default; see `chosen_on`),
             "fixed" (set by hand), or a search over `grid`: "grid" (every point once), "random"
@@ -40,6 +42,7 @@ class Setting:
     tuning: Literal["self", "public", "fixed", "grid", "random", "private", "linear_scaling"]
     grid: dict[str, Any]
     selection: dict[str, Any] | None = None
+    display: str = ""
     chosen_on: dict[str, list[str]] = field(default_factory=dict)
     runs: Count | None = None
     epsilon: Several[Bound] | None = None
@@ -132,6 +135,13 @@ class Keys:
             raise ConfigError(f"{self.name}.epochs", {}, "expected a number for each epsilon")
         for label in dict.fromkeys((*self.optimizers, *self.settings)):  # one that is not selected must make sense too
             self._check_name(label)
+
+    @property
+    def presented(self) -> dict[str, Any]:
+        """Keys that change tables and figures alone, if they are stated: names of rows, and the paper's."""
+        display = {label: str(of["display"]) for label, of in self.settings.items() if of.get("display")}
+        stated = {"display": display, "published": self.published and asdict(self.published)}
+        return {key: value for key, value in stated.items() if value}
 
     def _check_name(self, label: str) -> None:
         """Raise `ConfigError` where no registered optimizer belongs to a label."""

@@ -70,7 +70,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         files, name = suite_files(), fields.convert(str(suite), str, "suite", {})
         at = fields.path(name, "suite") if name.endswith(".yaml") else files.get(name)
         if at is None or not at.is_file():
-            raise unknown("suite", name, files)
+            raise unknown("suite", name, files, "there is no such suite")
         path = at
     content = configurations.composed(path, overrides, names, instead)
     if missing := sorted(set(names) - content.keys()):

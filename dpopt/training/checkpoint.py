@@ -106,6 +106,7 @@ class Checkpoint:
         self.saved: dict[str, Any] | None = None
         self.seeds: tuple[int, int] | None = None  # of draws and of noise; None before the run has begun
         self.start: str | None = None  # the digest of the parameters that it began with
+        self.has_ended = False  # no draw is taken any more, be there some left
         if self.path is None:
             return
         try:
@@ -120,6 +121,7 @@ class Checkpoint:
         # Compared one by one, so that the error names the argument that differs.
         if differs := [name for name, value in self._run.items() if self.saved["run"].get(name) != value]:
             self._refuse(f"differs in {', '.join(differs)}")
+        self.has_ended = not self.saved["seeds"]
         draws, noise = self.saved["seeds"] or ("0", "0")
         self.seeds = int(draws, 16), int(noise, 16)
         self.start = self.saved["start"]
@@ -137,9 +139,6 @@ class Checkpoint:
         except (ValueError, RuntimeError) as error:
             self._refuse(f"cannot go on ({cut(str(error))})")
         self.saved["leaves"] = []  # their memory is free when the first step is made
-        # Only a run that has ended leaves no seeds; an unfinished one could not go on with its own noise.
-        if not self.saved["seeds"] and there.ledger != plan.ledger:
-            self._refuse("has no seeds")
         return there
 
     def save(self, there: Reached, *, has_ended: bool = False) -> None:

@@ -6,15 +6,19 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+from rich import get_console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpopt import __version__, clipping, fields, registry
+from dpopt import __version__, bars, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import Unsupported, kept_modes, watch_generators
@@ -22,15 +26,18 @@ from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
+from dpopt.markup import fallen
 from dpopt.optimizers.averaged import Averaged
 from dpopt.optimizers.held import Held
+from dpopt.privacy import accountants
 from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import number_of_draws, sampling_rate
+from dpopt.privacy.ledger import Ledger, Plan, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
-from dpopt.training import trial
+from dpopt.privacy.selection import After
+from dpopt.training import persons, trial
 from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
 from dpopt.training.loop import ADAPTED, observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
@@ -44,39 +51,50 @@ _Stepper = Annotated[
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
-_GUARANTEE = {"adjacency": "add or remove one record", "unit": "record", "sampling": "Poisson"}
-"""The guarantee that epsilon and delta are of, in words of the record."""
+AVERAGE, EPOCHS, BATCH_SIZE, UNIT_ROWS = 0.95, 10, 256, 4
+"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the largest B; rows of
+a person that count at most."""
+_FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
+_ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
+    "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
+    "steps": "say `epochs`: N / B steps are one",
+    "log": "say `callback`, which is called with each entry of the curve",
+}
+"""Arguments of other libraries -> what there is in their place."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
 _COMPARED = 64
 """Records whose views and losses tell two runs of one seed apart."""
 
 
-@fields.checked
+@partial(fields.checked, elsewhere=_ELSEWHERE)
 def fit(
     model: nn.Module,
     loss: Loss,
     train: Any,
     *,
-    optimizer: str | _Stepper,
     epsilon: Bound,
-    delta: Probability,
-    epochs: Positive,
-    batch_size: Factor,
+    optimizer: str | _Stepper | None = None,
+    delta: Probability | None = None,
+    epochs: Positive | None = None,
+    batch_size: Factor | None = None,
     accountant: str = "pld",
     engine: str = "auto",
     precision: str = "float32",
     device: str | int | torch.device = "auto",
     seed: Seed | None = None,
     target: str | None = None,
+    unit: Any = None,
+    unit_rows: Multiplicity | None = None,
     test: Any = None,
     transform: Transform | None = None,
     augment: Transform | None = None,
     multiplicity: Multiplicity = 1,
-    average: Decay = 0.0,
+    average: Decay | None = None,
     physical_batch: Count | Literal["auto"] = "auto",
     checkpoint: str | Path | None = None,
-    callback: Callable[[dict[str, Any]], None] | None = None,
+    callback: Callable[[dict[str, Any]], Any] | None = None,
+    spent: Ledger | None = None,
     distributed: bool = False,
     isolate: bool = False,
     progress: bool = True,
@@ -87,29 +105,39 @@ def fit(
         model: parameters with `requires_grad` are trained, all float32 or all float64; no layer may mix examples.
         loss: (outputs [n, ...], targets [n, ...]) -> one loss per example [n]; outputs with `logits` come as these.
         train: records of one shape: a pair (inputs, targets), columns by name, a data set, or a `DataLoader` of one.
-        optimizer: a registered name or an optimizer.
-        epsilon, delta: target, delta usually below 1/N; an epsilon of infinity trains without noise.
-        epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N.
+        optimizer: a registered name or an optimizer; by default `default_optimizer`, with an average.
+        epsilon, delta: target, delta usually below 1/N and by default N^-1.1; an epsilon of infinity has no noise.
+        epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N. By
+            default `EPOCHS` and the smaller of `BATCH_SIZE` and N. The record names the defaults that were taken.
         accountant, engine, precision: see `dpopt.privacy.epsilon`, `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
         seed: None is a new secret. A number makes the run repeatable, and whoever knows it can take the noise away.
         target: name of the target among columns; by default label, labels, target or y.
+        unit: the column that says whose row it is, or the owner of each row: the guarantee is then for all rows of a
+            person, which are drawn together and clipped as one record; N is the number of persons.
+        unit_rows: rows of a person that count at most, the first ones, by default `UNIT_ROWS`; it is public, and
+            memory grows with it.
         test: data to evaluate on, as `train`; accuracy is added where outputs are a score for each class.
         transform: a batch of stored inputs [n, ...] on the device -> the model's inputs; nothing random.
         augment: random changes to a batch of training inputs after `transform`, to each record on its own.
         multiplicity: augmented views of a record in a draw; its gradient is their mean (De et al. 2022).
-        average: decay of the weights in an average of the parameters (see `Averaged`); 0 averages nothing.
+        average: decay of the weights in an average of the parameters (see `Averaged`); 0, the default where there is
+            an `optimizer`, averages nothing.
         physical_batch: the most examples worked on at once; "auto" leaves it to the engine.
         checkpoint: folder from which the same call goes on, bit for bit; keep it as secret as the data.
-        callback: called with each entry of the curve; an error that it raises ends the run.
+        callback: called with each entry of the curve. The run ends early where it returns True; an error that it raises
+            breaks the run off.
+        spent: the ledger of earlier runs on these records, such as `first.ledger`. Epsilon and the result's ledger are
+            then of all runs together. The parameters go on where the model has them, the optimizer begins anew.
         distributed: train together with the other processes of `torch.distributed`'s default group.
         isolate: run the optimizer, given by its name, in a process that holds no data.
         progress: show phases and draws.
 
     Returns:
-        The model, the record, the ledger and the curve. The record's status is "done", "diverged" (parameters, or
-        outputs for `test_unscored` test records, are not finite) or "no_signal" (there was nothing to learn, or no
-        parameter moved); the budget is spent in each case.
+        The model, the record, the ledger and the curve. The record's status is "done", "stopped" (by `callback`),
+        "diverged" (parameters are not finite) or "no_signal" (there was nothing to learn, or no parameter moved); the
+        budget is spent in each case. `test_unscored` counts the test records for which outputs are not finite, where
+        there are any.
 
     Raises:
         ConfigError: before training: an argument cannot be used; later: the checkpoint cannot be written.
@@ -125,38 +153,61 @@ def fit(
     processes, place = Processes.of_group() if distributed else ALONE, resolve_device(device)
     if distributed and processes is ALONE:
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
-    chosen = Isolated(optimizer) if isolate else registry.create(optimizer) if isinstance(optimizer, str) else optimizer
-    # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
-    try:
-        hash(chosen)
-    except TypeError as error:
-        raise ConfigError("optimizer", type(chosen).__name__, f"expected a frozen dataclass ({error})") from error
-    # What the noise depends on, in the order in which it is derived from it.
-    stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
+    if unit is not None and augment is not None:
+        raise ConfigError("unit", unit, "expected it without `augment`: rows and views would be one axis")
+    if unit is None and unit_rows is not None:
+        raise ConfigError("unit_rows", unit_rows, "expected it with `unit`, which says whose row each is")
+    # The number of records, which is public, decides some defaults.
+    chosen_by_hand = {"epochs": epochs, "batch_size": batch_size, "delta": delta, "optimizer": optimizer}
+    chosen_by_hand |= {"average": average} if optimizer is None else {}
+    defaults = sorted(name for name, value in chosen_by_hand.items() if value is None)
+    if average is None:
+        average = AVERAGE if optimizer is None else 0.0
+    chosen = None if optimizer is None else _stepper(optimizer, isolate)
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        _shown(progress and is_first) as show,
+        bars.bar(get_console(), progress and is_first) as show,
         processes.together() as settle,
         leased(checkpoint, is_first),
     ):
         show("reading the data")
+        unit_column = unit if isinstance(unit, str) else ""
+        if isinstance(unit, str):
+            with suppress(ConfigError):  # test records may have no owners
+                test = persons.split_owners(test, unit)[0]
+            train, unit = persons.split_owners(train, unit)
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
-        examples = len(subject.train.x)
+        of_person = [] if unit is None else persons.rows_of(unit)
+        examples = len(of_person or subject.train.x)
+        if optimizer is None:
+            optimizer = default_optimizer(is_regression=subject.train.y.is_floating_point())
+            chosen = _stepper(optimizer, isolate)
+        epochs, batch_size = epochs or EPOCHS, batch_size or min(BATCH_SIZE, examples)
+        delta = delta or default_delta(examples)
+        # What the noise depends on, in the order in which it is derived from it.
+        stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
+        stated += [spent.to_json()] if spent else []
         draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
-        for doubt in _doubts(examples, train, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
+        unit_rows = unit_rows or UNIT_ROWS
+        if (rows := max(map(len, of_person), default=0)) > unit_rows:
+            warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
+        # Of persons' rows, those that are there twice are no persons of their own.
+        for doubt in _doubts(examples, train, unit, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 
         # Looks at a few records without noise, which no epsilon covers: it ends in an error, a warning or "no_signal".
         show("trying the model")
-        subject = trial.tried(subject)
+        subject = trial.try_model(subject)
         if transform:
             some = send(subject.train.x[:8], place)
             refuse_mixing(transform, some, "transform")
             refuse_sharing(transform, some, "transform")
         seen = trial.augmented(subject, augment, multiplicity) if augment else subject
+        if of_person:
+            seen = persons.by_person(subject, of_person, unit_rows)
         size = None if physical_batch == "auto" else min(physical_batch, examples)
         options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
         with trial.refused("model", seen.name, "making its clipping engine"):
@@ -168,11 +219,15 @@ def fit(
                     raise
                 clipper = VmapEngine(seen.model, seen.loss)
             problem = trial.blindness(seen)
-        without = trial.unused(seen, subject.train, place, model)
+        without = trial.unused(seen, seen.train, place, model)
 
         show("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
-        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, **sizes)
+        before = accountants.epsilon(spent, delta, accountant) if spent else 0.0
+        if before >= epsilon and epsilon < math.inf:
+            raise ConfigError("epsilon", epsilon, f"expected more than the {before:.6g} that `spent` has spent")
+        rule = After(spent) if spent else None
+        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, selection=rule, **sizes)
         if without.warning:
             warnings.warn(without.warning, stacklevel=3)
         if problem:
@@ -183,10 +238,11 @@ def fit(
         is_alone = seed is None and checkpoint is None
         code = {} if is_alone else {name: fingerprint(value) for name, value in functions.items()}
         if checkpoint is not None:  # all records are hashed for it
-            names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant")
-            run = dict(zip(names, stated, strict=True)) | {"precision": precision, "seed": seed, "average": average}
+            names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
+            run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
             run |= code
             run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
+            run |= {"unit": digest(*seen.train)} if of_person else {}
         file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
         if file.start not in (None, digest(start)):
             warnings.warn("model: its run began with other parameters, and goes on from its checkpoint's", stacklevel=3)
@@ -197,18 +253,21 @@ def fit(
         if file.seeds is None:
             source = processes.gather(secret_seed())[0] if seed is None else seed
             apart = [*stated, plan.noise, examples, precision, multiplicity, *processes.gather(list(code.values()))[0]]
-            file.seeds = _seeds(source, apart, subject, seen, clipper, processes, [engine, size])
+            # Draws that two runs of one seed shared would cost more than their ledgers say together.
+            draw_source = derive(source, spent.to_json()) if spent else source
+            file.seeds = _seeds(draw_source, apart, subject, seen, clipper, processes, [engine, size])
             file.start = digest(start)
 
         # Around the optimizer, so that neither changes what it asks for, and so what it costs.
         stepper: Optimizer = Held(chosen, without.spans) if without.spans else chosen
         stepper = Averaged(stepper, average) if average else stepper
         with processes.together() as settle:
-            begin = file.reached(stepper.init(start), plan)
+            initial = stepper.init(start)
+            begin = file.reached(initial, plan)
             settle()
         oracle = DataOracle(
             clipper,
-            *subject.train,
+            *seen.train,
             plan,
             draw_seed=file.seeds[0],
             noise_seed=file.seeds[1],
@@ -218,7 +277,7 @@ def fit(
             ledger=begin.ledger,
             processes=processes,
         )
-        show("training", 0, plan.draws)
+        show("training: draws", 0, plan.draws)
         clock, state, curve = Elapsed.now(), begin.state, list(begin.curve)
 
         def reached() -> Reached:
@@ -228,8 +287,8 @@ def fit(
         saved = clock.wall
         with kept_modes(subject.model), put_off(file.path) as interrupted:
             subject.model.train()
-            for state, is_mark in steps(stepper, oracle, begin.state):
-                show("training", oracle.draws_taken, plan.draws)
+            for state, is_mark in () if file.has_ended else steps(stepper, oracle, begin.state):
+                show("training: draws", oracle.draws_taken, plan.draws)
                 if is_mark:
                     watched = (subject.metric, subject.held_out, subject.transform)
                     curve.append(observe(clipper, subject.model, state, oracle, subject.loss, *watched))
@@ -238,17 +297,21 @@ def fit(
                 if is_told or is_last or time.perf_counter() - saved >= CHECKPOINT_SECONDS:
                     file.save(reached())
                     saved = time.perf_counter()
-                if is_told and callback and is_first:
-                    callback(dict(curve[-1]))
+                if is_told and callback:
+                    answer = callback(dict(curve[-1])) if is_first else None
+                    if processes.gather(answer is True)[0]:
+                        break
                 # Only after its checkpoint, so that no draw is lost.
                 if is_last:
                     raise KeyboardInterrupt
         end = reached()
-        spent = summary(plan, oracle, end.state, epsilon, examples)
-        if spent["status"] == "done" and (problem or digest(end.state.theta) == file.start):
-            spent["status"] = "no_signal"
-        if end.curve[-1].get("test_unscored"):
-            spent["status"] = "diverged"
+        charged = _charged(plan, oracle, end.state, epsilon, examples, spent or Ledger())
+        if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
+            charged["status"] = "no_signal"
+        rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
+        doubt = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
+        if doubt:
+            warnings.warn(f"optimizer: {doubt}", stacklevel=3)
         # The seeds leave the file first: where that fails, the model is as it was and the run can go on.
         file.save(end, has_ended=True)
         clipper.load(end.state.theta)
@@ -261,35 +324,64 @@ def fit(
         "epochs": epochs,
         "average": average,
         "multiplicity": multiplicity,
-        **_GUARANTEE,
-        **spent,
+        "defaults": defaults,
+        "adjacency": f"add or remove {'all records of one person' if of_person else 'one record'}",
+        "unit": "person" if of_person else "record",
+        "sampling": "Poisson",
+        **({"unit_rows": unit_rows, "unit_column": unit_column} if of_person else {}),
+        **charged,
+        **({"doubt": doubt} if doubt else {}),
         **without.record,
-        **({"tested": len(subject.held_out["test"].x)} if subject.held_out else {}),
+        "tested": bool(subject.held_out),
         **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", *ADAPTED)},
         "train_seconds": end.elapsed.wall,
         "resumed_at": len(begin.ledger),
         "processes": processes.size,
         "versions": {"dpopt": __version__, "torch": str(torch.__version__)},
         "isolated": isolate,
+        "date": datetime.now(UTC).date().isoformat(),
+        **({"clip": float(bound)} if (bound := getattr(getattr(chosen, "clip", None), "sensitivity", None)) else {}),
+        "inputs": list(subject.layout.names),
+        "transform": named(transform) if transform else None,
+        "classes": list(range(subject.classes)),
     }
-    return FitResult(model, record, end.ledger, end.curve)
+    return FitResult(model, record, spent + end.ledger if spent else end.ledger, end.curve, transform)
 
 
-@contextmanager
-def _shown(is_shown: bool) -> Iterator[Callable[..., None]]:
-    """Within it, `show(phase, done, total)` says which phase the run is in and how many draws are done."""
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
+def default_optimizer(is_regression: bool = False) -> Any:
+    """The best constant of the suite `leaderboard` that needs no search: `adadp_equilibrium`, clipped automatically.
 
-    columns = (SpinnerColumn(), "{task.description}", BarColumn(), "{task.fields[done]}", TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), disable=not is_shown, transient=True) as progress:
-        task = progress.add_task("", total=None, done="")
+    Its learning rate follows from the noise alone, and is too large for the curvature of a squared error: where targets
+    are real numbers, the default is `dp_adam`.
+    """
+    return registry.create("dp_adam") if is_regression else registry.create("adadp_equilibrium", clip="automatic")
 
-        def show(phase: str, done: int = 0, total: int | None = None) -> None:
-            if not done:
-                progress.reset(task, description=phase, total=total, start=True)
-            progress.update(task, completed=done, done=f"{done} of {total} draws" if done else "", refresh=not done)
 
-        yield show
+def _stepper(name_or_object: Any, isolate: bool) -> Any:
+    if isolate:
+        return Isolated(name_or_object)
+    stepper = registry.create(name_or_object) if isinstance(name_or_object, str) else name_or_object
+    # Calibration remembers what it has traced by the optimizer, so it has to be a value that cannot change.
+    try:
+        hash(stepper)
+    except TypeError as error:
+        raise ConfigError("optimizer", type(stepper).__name__, f"expected a frozen dataclass ({error})") from error
+    return stepper
+
+
+def _charged(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, spent: Ledger) -> dict[str, Any]:
+    """`summary`, of a run that may have been stopped, after earlier runs."""
+    ended = replace(plan, ledger=oracle.ledger, draws=len(oracle.ledger))
+    record = summary(ended, oracle, state, target, examples, spent=spent)
+    record |= {"draws_before": len(spent)} if spent else {}
+    if ended.draws < plan.draws:
+        # Whoever stops may have looked at what was released, so that where the run ends depends on the records. The
+        # epsilon of a length that was fixed before does not hold then, that of the whole plan does (Rogers et al.,
+        # "Privacy odometers and filters", 2016).
+        whole = accountants.epsilon(spent + plan.ledger, plan.delta, plan.accountant)
+        record |= {"epsilon": whole, "epsilon_of_draws": record["epsilon"], "draws_planned": plan.draws}
+        record["status"] = "stopped" if record["status"] == "done" else record["status"]
+    return record
 
 
 def _subject(
@@ -325,18 +417,17 @@ def _subject(
 
 
 def _doubts(
-    examples: int, train: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
+    examples: int, train: Any, unit: Any, *, batch_size: float, epsilon: float, delta: float, seed: int | None
 ) -> Iterator[str]:
     size = train.batch_size if isinstance(train, DataLoader) else None
     if size not in (None, batch_size):
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
     if epsilon == math.inf:
         return
-    again, most = repeats(train)
-    if again:
+    if unit is None and (again := repeats(train)):
         yield (
-            f"train: {again} of its {examples} records are others again, one of them {most} times in all: each is"
-            " counted as one person's, and someone who is there k times is hidden k times less"
+            f"train: {again} of its {examples} records repeat another one, and someone who is there k times is hidden k"
+            " times less; `unit` says whose each is"
         )
     if seed is not None:
         yield (
@@ -365,7 +456,7 @@ def _seeds(
     beside all this which random numbers a layer draws.
     """
     looks: list[object] = []
-    x, y = (send(part[:_COMPARED], subject.device) for part in subject.train)
+    x, y = (send(part[:_COMPARED], subject.device) for part in seen.train)
 
     def views_and_losses() -> tuple[Tensor, Tensor]:
         inputs = seen.transform(x)
@@ -381,6 +472,6 @@ def _seeds(
     # round differently.
     is_random, looks = processes.gather((is_random, looks))[0]
     cut = [processes.size, *how] if is_random else []
-    records = [digest(engine.theta), *subject.records]
+    records = [digest(engine.theta), *seen.records]
     # Two runs that shared their noise would cancel it, so the noise depends on all that tells them apart.
     return derive("draws", source), derive("noise", source, *apart, *looks, *cut, *records)

@@ -16,7 +16,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
-from dpopt.privacy.ledger import NonPrivate, Plan
+from dpopt.privacy.ledger import Ledger, NonPrivate, Plan
 from dpopt.privacy.sampling import send
 from dpopt.training.subject import Transform
 from dpopt.types import Optimizer, Vector
@@ -150,8 +150,14 @@ def predictor(
     return predict
 
 
-def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int) -> dict[str, Any]:
+def summary(
+    plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, *, spent: Ledger | None = None
+) -> dict[str, Any]:
     """The part of a record that says what the run spent; epsilon is recomputed from the ledger that it left.
+
+    Args:
+        plan, oracle, state, target, examples: of the run.
+        spent: the draws of earlier runs on the same records, which epsilon counts too.
 
     Raises:
         RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
@@ -159,12 +165,13 @@ def summary(plan: Plan, oracle: DataOracle, state: Any, target: float, examples:
     # Epsilon is stated for the plan; it holds for the run if the run left the plan's ledger.
     if oracle.ledger != plan.ledger:
         raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {plan.ledger}")
-    spent = accountants.epsilon(oracle.ledger, plan.delta, plan.accountant)
+    ledger = spent + oracle.ledger if spent else oracle.ledger
+    epsilon = accountants.epsilon(ledger, plan.delta, plan.accountant)
     return {
         "status": "done" if bool(state.theta.isfinite().all()) else "diverged",
         "private": not isinstance(plan, NonPrivate),
         "epsilon_target": target,
-        "epsilon": spent,
+        "epsilon": epsilon,
         "delta": plan.delta,
         "accountant": plan.accountant,
         "noise": dict(plan.noise),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -87,32 +84,28 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
     return _whole(*(_hugging if is_hugging else _records)(data, where, target), where)
 
 
-def repeats(data: Any) -> tuple[int, int]:
-    """The number of records that are one of those before again, and how often the most frequent one is there."""
+def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
+    """Inputs alone, read as by `read`; a list holds rows. Of columns those called `names`, if any, in their order."""
+    if _is_frame(data) or isinstance(data, Mapping):
+        columns = {str(name): data[name] for name in data}
+        if absent := [name for name in names if name not in columns]:
+            raise ConfigError(where, list(columns), f"there is no column {', '.join(absent)}")
+        data = {name: columns[name] for name in names or columns}
+        count = len(next(iter(data.values()), ()))
+    elif not isinstance(data, list) and not is_array(data):
+        return read(data, where)[0]  # a data set, with targets that do not count
+    else:
+        count = len(data) if getattr(data, "ndim", 1) else 0
+    return read((data, torch.zeros(count)), where)[0]
+
+
+def repeats(data: Any) -> int:
+    """The number of rows that a `Subset`, or a Hugging Face data set after `select`, holds again."""
     # By place and not by value: two people may have the same values.
     data = data.dataset if isinstance(data, DataLoader) else data
-    if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
-        return 0, 1
-    counts = Counter(_origin(data, row) for row in range(len(data)))
-    return len(data) - len(counts), max(counts.values(), default=1)
-
-
-def _origin(data: Any, row: int) -> tuple[int, int]:
-    """The data set, and the place in it, that row `row` of `data` comes from."""
-    while isinstance(data, Subset | ConcatDataset):
-        if isinstance(data, Subset):
-            data, row = data.dataset, int(data.indices[row])
-        else:
-            part = bisect_right(data.cumulative_sizes, row % len(data))
-            before = data.cumulative_sizes[part - 1] if part else 0
-            data, row = data.datasets[part], row % len(data) - before
-    row %= len(cast(Sized, data))
-    if isinstance(data, list | tuple):
-        return id(data[row]), 0
-    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
-        return id(data.tensors[0]), row
-    chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
-    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
+    chosen = getattr(data, "_indices", None)
+    places = data.indices if isinstance(data, Subset) else () if chosen is None else chosen.column(0).to_pylist()
+    return len(places) - len(set(map(int, places)))
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
@@ -147,7 +140,7 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
             with suppress(TypeError, ValueError, RuntimeError):
                 parts[at] = torch.tensor(part)
     inputs, targets = parts
-    is_pair = _is_array(targets) and (_is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
+    is_pair = is_array(targets) and (is_array(inputs) or _is_frame(inputs) or isinstance(inputs, Mapping))
     return (inputs, targets) if is_pair else None
 
 
@@ -242,7 +235,8 @@ def _is_frame(data: Any) -> bool:
     return hasattr(data, "columns") and hasattr(data, "to_numpy")
 
 
-def _is_array(part: Any) -> bool:
+def is_array(part: Any) -> bool:
+    """True for a tensor, and for what NumPy takes for an array and has no columns."""
     return isinstance(part, Tensor) or (hasattr(part, "__array__") and not _is_frame(part))
 
 
@@ -267,7 +261,7 @@ def _tensor(part: Any, where: str) -> Tensor:
     try:
         with warnings.catch_warnings():  # nothing is written into an array that may not be written
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            if not _is_array(part) or isinstance(part, Tensor):
+            if not is_array(part) or isinstance(part, Tensor):
                 return torch.as_tensor(part)
             array = np.asarray(part)
             if array.dtype in (np.uint16, np.uint32):  # torch has no arithmetic for them
@@ -278,6 +272,10 @@ def _tensor(part: Any, where: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"an array of {getattr(part, 'dtype', type(part).__name__)}"
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
+        is_mixed = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
+        if is_mixed and any(isinstance(value, str | bytes) for value in np.ravel(part)):
+            more = "`dpopt fit from=FILE` takes texts and missing values as they are"
+            kind, how = "texts", f"expected numbers: encode or leave out what is none ({more})"
         raise ConfigError(where, kind, how) from error
 
 

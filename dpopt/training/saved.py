@@ -10,24 +10,35 @@ import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpopt import fields, files
+from dpopt import fields, files, registry
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
+from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger
+from dpopt.training.reading import is_array, read_inputs
 from dpopt.training.statement import Statement
+from dpopt.training.subject import Adapter, Layout, Transform, unchanged
 from dpopt.training.trial import refused
+from dpopt.workloads.base import EVALUATION_BATCH, Workload
+from dpopt.workloads.data import catalogue
 
-_WEIGHTS, _RECORD, _LEDGER, _CURVE = "model.safetensors", "record.json", "ledger.json", "curve.jsonl"
+_WEIGHTS, _MODEL, _RECORD, _LEDGER = "model.safetensors", "model.json", "record.json", "ledger.json"
 _STATEMENT, _STATEMENT_DATA, _CARD, _SUMS = "statement.txt", "statement.json", "README.md", "checksums.json"
-_CHECKED = (_WEIGHTS, _RECORD, _LEDGER, _CURVE, _STATEMENT, _STATEMENT_DATA)
+_CHECKED = (_WEIGHTS, _MODEL, _RECORD, _LEDGER, _STATEMENT, _STATEMENT_DATA)
 """Files whose checksums are noted; the card is to be edited."""
+_PRIVATE = "private.json"
+"""Scores, times and curve, under a seal of their own: a score is one of few numbers, which a checksum would tell."""
+_NOT_COVERED = ("test_", "train_seconds")
+"""Beginnings of the keys of a record whose values no epsilon covers: they are for `_PRIVATE`."""
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
 _SAME = 0.01
@@ -41,28 +52,88 @@ class FitResult:
     Attributes:
         model: the trained model; the object that was passed in.
         record: what the run did, as plain data: privacy, sizes, metrics, times.
-        ledger: every draw that was taken, with its noise.
+        ledger: every draw that was taken, with its noise; those of earlier runs, `spent`, are the first.
         curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
+        transform: of `fit`.
+        workload: that gave model and records, where it was no model of a user's.
     """
 
     model: nn.Module
     record: dict[str, Any]
     ledger: Ledger
     curve: list[dict[str, Any]]
+    transform: Transform | None = None
+    workload: Workload | None = None
 
     def __repr__(self) -> str:
         names = [name for name in self.record if name in ("status", "epsilon", "delta", "draws") or "test_" in name]
         return f"FitResult({', '.join(f'{name}={self.record[name]!r}' for name in names)})"
 
+    def _repr_html_(self) -> str:
+        statement = self.statement()._repr_html_()
+        return f"<p>{escape(repr(self))}</p><details><summary>Privacy statement</summary>{statement}</details>"
+
     def statement(self, *, tuned: Sequence[str] | None = None) -> Statement:
         """The privacy statement of the run; `str` gives the text. See `Statement.of`."""
         return Statement.of(self.record, self.ledger, tuned)
 
+    def epsilon_at(self, draw: int) -> float:
+        """The epsilon of the first `draw` draws, and of earlier runs; each costs up to a second.
+
+        It is what a run of this length would have spent, `draw` being fixed before it.
+        """
+        earlier = len(self.ledger) - self.record["draws"]
+        taken = self.ledger.first(earlier + draw)
+        return accountants.epsilon(taken, self.record["delta"], self.record["accountant"])
+
+    def predict(self, x: Any) -> Any:
+        """The class of each new record [n], by name where classes have names; of another task the outputs [n, ...].
+
+        Args:
+            x: inputs as in training: an array, columns by name (others do not count), a data set; of a workload also a
+                data frame, a CSV file, an image or a folder of images.
+
+        Raises:
+            ConfigError: the records cannot be read, are not like the training records, or have no finite outputs.
+        """
+        outputs, classes = self._outputs(x).numpy(), self.record["classes"]
+        return np.array(classes)[outputs.argmax(1)] if classes else outputs
+
+    def predict_proba(self, x: Any) -> Any:
+        """The softmax of the outputs, float64 [n, classes], which is a probability where the loss is cross-entropy.
+
+        The columns are in the order of `record["classes"]`; `x` and errors as of `predict`.
+        """
+        if not self.record["classes"]:
+            raise ConfigError("predict_proba", 0, "there are no classes: use predict")
+        return self._outputs(x).double().softmax(dim=1).numpy()
+
+    def _outputs(self, x: Any) -> Tensor:
+        """The outputs [n, ...], in evaluation mode, for records that are prepared as the training records were."""
+        model, workload = self.model, self.workload
+        if not isinstance(model, nn.Module):
+            raise ConfigError("model", model, "there are no weights to predict with: load with a model")
+        change = workload.transform if workload else self.transform
+        if self.record["transform"] and not change:
+            raise ConfigError("transform", None, f"give `dpopt.load` the {self.record['transform']} of the training")
+        inputs = read_inputs(workload.read(x) if workload and not is_array(x) else x, "x", self.record["inputs"])
+        layout = Layout.of(inputs, model, "x")
+        count = len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
+        rows = layout.split(inputs, torch.zeros(count), "x").x
+        adapter, device = Adapter(model, layout), next((p.device for p in model.parameters()), rows.device)
+        batches = rows.split(workload.evaluation_batch if workload else EVALUATION_BATCH)
+        with unchanged(model, is_training=False), torch.no_grad(), refused("x", type(x).__name__, "predicting"):
+            on_device = (part.to(device) for part in batches)
+            parts = [adapter(layout.converted(change(part.clone()) if change else part)).cpu() for part in on_device]
+        if not (outputs := torch.cat(parts)).isfinite().all():
+            raise ConfigError("x", type(x).__name__, "the model's outputs for some of these records are not finite")
+        return outputs
+
     def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
-        """Write weights, record, ledger, curve, privacy statement and a model card to a new folder, for `dpopt.load`.
+        """Write weights, record, ledger, privacy statement and a model card to a new folder, for `dpopt.load`.
 
         The folder is there as a whole or not at all. A seed that was given is left out: whoever has it can take the
-        noise away.
+        noise away. What no epsilon covers, curve, scores and times, is in `private.json`, to be kept back.
 
         Args:
             folder: where to; it must not exist.
@@ -96,13 +167,19 @@ def check_new(folder: Path, key: str) -> None:
     _beside(folder, key).rmdir()
 
 
-def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitResult:
+def load(
+    folder: str | os.PathLike[str], model: nn.Module | None = None, *, transform: Transform | None = None
+) -> FitResult:
     """The result that `FitResult.save` wrote. Its files must be unchanged, and epsilon is computed from the ledger.
 
     Args:
         folder: the folder.
-        model: of the same architecture; it is filled in place, on its device, its mode stays. Without one the result's
-            `model` is None, and all else is there.
+        model: of the same architecture; it is filled in place, on its device, its mode stays. Without one, a model of
+            `dpopt fit` is built as it was; else the result's `model` is None, and all else is there.
+        transform: that `fit` was given; needed for predictions alone.
+
+    Returns:
+        The result; without `private.json` its curve is empty, and its record has no scores.
 
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
@@ -112,16 +189,27 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> FitR
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = fields.path(folder, "folder")
     _check(folder)
-    record = _decoded(files.read(folder / _RECORD))
+    record, curve = _decoded(files.read(folder / _RECORD)), []
+    if (place := folder / _PRIVATE).exists():
+        private = _decoded(files.unsealed(files.content(place, math.inf), place))
+        record, curve = record | private["scores"], private["curve"]
     ledger = Ledger.from_json((folder / _LEDGER).read_text())
-    curve = [_decoded(json.loads(line)) for line in (folder / _CURVE).read_text().splitlines()]
     # The record could state less than its ledger spends; the ledger is believed.
-    spent = Statement.of(record, ledger).epsilon
-    if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
-        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
+    spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
+    claimed = record.get("epsilon_of_draws", record["epsilon"])
+    if not math.isclose(spent, claimed, rel_tol=_SAME) or claimed > record["epsilon"]:
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {claimed}")
+    content, workload = files.read(folder / _MODEL), None
+    if spec := content["workload"]:
+        if data := content["data"]:
+            spec |= {"data": catalogue.remember(catalogue.of_content(spec["data"], data))}
+        workload = registry.from_spec("workload", spec)
+        if model is None:
+            with torch.random.fork_rng(devices=[]):  # weights that are made only to be overwritten
+                model = workload.unfilled()
     if model is not None:
         _fill(model, folder / _WEIGHTS)
-    return FitResult(cast(nn.Module, model), record, ledger, curve)
+    return FitResult(cast(nn.Module, model), record, ledger, curve, transform, workload)
 
 
 def _beside(folder: Path, key: str = "folder") -> Path:
@@ -142,7 +230,6 @@ def _unwritable(folder: Path, key: str, error: Exception) -> ConfigError:
 def _write(result: FitResult, folder: Path, name: str) -> None:
     from safetensors.torch import save_model
 
-    statement = result.statement()
     with refused("model", type(result.model).__name__, "saving its tensors"):
         try:
             # All that safetensors asks of a model is its state, which has plain names here.
@@ -152,13 +239,37 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
             if "os error" in str(error):  # safetensors writes the file itself, and has a kind of error of its own
                 raise _unwritable(folder.with_name(name), "folder", error) from error
             raise
-    files.write(folder / _RECORD, _encoded(result.record))
+    (folder / _WEIGHTS).chmod(0o644)  # as the files beside it; safetensors writes for the owner alone
+    result.record["weights_sha256"] = hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest()
+    statement = result.statement()
+    private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
+    files.write(folder / _RECORD, _encoded({k: v for k, v in result.record.items() if k not in private}))
+    # As a text, since a mapping is written in the order of its keys, and that of columns decides their places.
+    files.write(folder / _MODEL, json.dumps(_of_workload(result.workload), indent=1) + "\n")
     files.write(folder / _LEDGER, result.ledger.to_json())
-    files.write(folder / _CURVE, "".join(json.dumps(_encoded(entry)) + "\n" for entry in result.curve))
     files.write(folder / _STATEMENT, f"{statement}\n")
     files.write(folder / _STATEMENT_DATA, _encoded(statement.to_dict()))
     files.write(folder / _CARD, _card(result, statement, name))
     _seal(folder)
+    warning = "No epsilon covers these scores and times. Do not hand them on."
+    content = _encoded({"_": warning, "scores": private, "curve": result.curve})
+    files.write(folder / _PRIVATE, files.sealed(content), mode=0o600)
+
+
+def _of_workload(workload: Workload | None) -> dict[str, Any]:
+    """All that a model elsewhere is built from; of the data what is public."""
+    content: dict[str, Any] = {"schema": 1, "workload": None, "data": None}
+    if workload:
+        target = f"{type(workload).__module__}:{type(workload).__qualname__}"
+        # Of several names of the class the one that sets least: all of its fields are written down here.
+        names = [name for name, each in registry.entries("workload").items() if each.target == target]
+        least = min(names, key=lambda name: len(registry.entry("workload", name).fields))
+        content["workload"] = registry.spec("workload", least, workload)
+    if name := getattr(workload, "data", ""):
+        content["data"] = catalogue.entry(name).content()
+        del content["data"]["splits"]  # numbers and checksums of rows
+        content["workload"]["data"] = name.partition("@")[0]
+    return content
 
 
 def _seal(folder: Path) -> None:
@@ -167,20 +278,19 @@ def _seal(folder: Path) -> None:
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
-    from huggingface_hub import ModelCardData
-
-    header = ModelCardData(library_name="dpopt", tags=["differential-privacy"] if statement.private else [])
-    scores = {key: value for key, value in result.record.items() if key.startswith("test_")}
-    kind = type(result.model)
+    tags = "\ntags:\n- differential-privacy" if statement.private else ""
+    data, kind = getattr(result.workload, "data", ""), type(result.workload or result.model)
+    example = "photos" if data and catalogue.entry(data).kind == "image" else "new.csv"
+    load = f'result = dpopt.load("{name}")\nprint(result.predict("{example}"))'
+    if result.workload is None:
+        load = f'model = ...  # of the same architecture\nresult = dpopt.load("{name}", model)'
     return "\n".join(
         [
-            f"---\n{header.to_yaml()}\n---\n\n# {name}\n",
+            f"---\nlibrary_name: dpopt{tags}\n---\n\n# {name}\n",
             f"A `{kind.__module__}.{kind.__qualname__}` that was trained with `dpopt.fit`.\n",
             f"## Privacy\n\n```text\n{statement}\n```\n",
-            *(["## Scores\n", *(f"- {key}: {value:.4g}" for key, value in scores.items()), ""] if scores else []),
-            "## Use\n\n```python\nimport dpopt\n",
-            "model = ...  # of the same architecture",
-            f'result = dpopt.load("{name}", model)\nprint(result.statement())\n```\n',
+            "Before the folder is handed on, take away `private.json`: scores and times there are without noise.\n",
+            f"## Use\n\n```python\nimport dpopt\n\n{load}\nprint(result.statement())\n```\n",
         ]
     )
 

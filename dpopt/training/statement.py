@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context, Decimal
+from dataclasses import asdict, dataclass, fields
+from decimal import MAX_EMAX, ROUND_CEILING, Context, Decimal
+from html import escape
 from typing import Any
 
 from dpopt.privacy import accountants
@@ -30,13 +31,10 @@ _UNKNOWN = (
 _NONE = (
     "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
 )
-_COPIED = (
-    *("unit", "adjacency", "sampling", "delta", "epsilon_target", "accountant"),
-    *("rate", "examples", "batch_size", "epochs", "optimizer"),
-)
-"""Keys of a record that a statement takes as they are."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
+_EXACT = Context(prec=20, Emax=MAX_EMAX)
+"""For e to the power of epsilon, which no float holds."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,15 @@ class Statement:
         versions: of the packages that trained.
         unused: parameters that the loss never used, or did not use for some of the records that were looked at.
         unused_are_held: they are as they were before training; else noise alone moved them.
+        unit_rows: rows of a person that count at most, where the unit is a person; else 0.
+        unit_column: the column that says whose row it is, where it has a name.
+        clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.
+        defaults: arguments that nobody chose.
+        seed_is_secret: nobody knows the seed, which is kept nowhere.
+        data, date, weights_sha256: the training data, the day of the end (UTC), the SHA-256 of `model.safetensors`;
+            empty where they are not known, or the model is not saved.
+        draws_planned: the draws of a run that was stopped early, had it gone on; else 0.
+        draws_before: the draws of earlier runs on the same records, which epsilon counts.
     """
 
     private: bool
@@ -83,6 +90,16 @@ class Statement:
     versions: Mapping[str, str]
     unused: tuple[str, ...] = ()
     unused_are_held: bool = False
+    unit_rows: int = 0
+    unit_column: str = ""
+    clip: float = math.nan
+    defaults: tuple[str, ...] = ()
+    seed_is_secret: bool = False
+    data: str = ""
+    date: str = ""
+    weights_sha256: str = ""
+    draws_planned: int = 0
+    draws_before: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -94,23 +111,21 @@ class Statement:
                 the record says, if it was saved with that; else it is not known.
         """
         tuned = record.get("tuned") if tuned is None else tuned
-        # Not the record's number: a statement is about what the run left.
+        # Not the record's number: a statement is about what the run left. Of one that was stopped all is charged.
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
-        unscored = record.get("test_unscored")
-        scored = f", {unscored} of {record['tested']} test records without a finite score" if unscored else ""
-        return cls(
-            private=math.isfinite(epsilon),
-            epsilon=epsilon,
-            draws=len(ledger),
-            noise=dict(record["noise"]),
-            status=record["status"] + scored,
-            tuned=_UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
-            not_covered=tuple(_not_covered(record)),
-            versions=dict(record["versions"]),
-            unused=tuple(record.get("unused", ())),
-            unused_are_held=record.get("unused_are_held", False),
-            **{name: record[name] for name in _COPIED},
-        )
+        if "draws_planned" in record:
+            epsilon = max(epsilon, record["epsilon"])
+        of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        of_run: dict[str, Any] = {
+            "private": math.isfinite(epsilon),
+            "epsilon": epsilon,
+            "status": ", ".join(filter(None, [record["status"], record.get("doubt")])),
+            "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
+            "not_covered": tuple(_not_covered(record)),
+            "unused": tuple(record.get("unused", ())),
+            "defaults": tuple(record.get("defaults", ())),
+        }
+        return cls(**of_record | of_run)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -123,12 +138,31 @@ class Statement:
         )
         return "\n".join((*(self._guarantee() if self.private else none), *self._run()))
 
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
+
     def _guarantee(self) -> Iterator[str]:
+        # As it was written: the float 1e-5 is a little more, and would be rounded up.
+        factor, delta = _up(Decimal(self.epsilon).exp(_EXACT), 3), Decimal(repr(self.delta))
+        who = "any one record was" if self.unit == "record" else "all records of any one person were"
+        # To be quoted alone, the sentence holds all that it depends on.
+        limits = "" if self.seed_is_secret else ", for everyone who does not know the seed"
+        if self.tuned != _NONE:
+            chosen = "of which nothing is known" if self.tuned == _UNKNOWN else "see below"
+            limits += f"; choices that looked at these data, {chosen}, are not counted"
+        yield (
+            f"In words: whether {who} among the training data changes the probability of anything that the model may "
+            f"show by a factor of at most {factor} (e to the power of epsilon), but for a probability of at most "
+            f"{_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} of 1/{self.examples}){limits}."
+        )
         yield (
             f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
-            f"delta = {self.delta}. Training was to spend at most epsilon = {self.epsilon_target}."
+            f"delta = {_up(delta, 3)}. Training was to spend at most epsilon = {self.epsilon_target:g}."
         )
         yield f"Neighbouring data sets: {self.adjacency}."
+        if self.unit_rows:
+            whose = f"A person is a value of the column {self.unit_column}. " if self.unit_column else ""
+            yield f"{whose}Of each person the first {self.unit_rows} rows count at most."
         yield (
             "Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is "
             "published."
@@ -137,7 +171,13 @@ class Statement:
             "What may be published: the final model, all models on the way to it and all noised releases, together. "
             "What is computed from these alone costs nothing more."
         )
-        yield "Accesses to the data that are covered: the draws of this one run."
+        earlier = f" and {self.draws_before} draws of earlier runs, whose own statements describe them"
+        yield f"Accesses to the data that are covered: the draws of this run{earlier if self.draws_before else ''}."
+        if self.draws_planned:
+            yield (
+                f"The run was stopped after {self.draws} of {self.draws_planned} draws. Whoever stopped it may have "
+                f"looked at what was released, so epsilon is that of all {self.draws_planned} draws."
+            )
         method = _METHODS.get(self.accountant, self.accountant)
         yield f"Accounting: {self.accountant}, {method}, from the ledger that the run left."
         yield f"Choices: {' '.join(self.tuned)}"
@@ -145,13 +185,21 @@ class Statement:
         yield from (f"- {sentence}" for sentence in self.not_covered)
 
     def _run(self) -> Iterator[str]:
+        norm = "" if math.isnan(self.clip) else f" (a gradient: by an L2 norm of C = {self.clip:g})"
         noise = ", ".join(f"{value:.{_DIGITS}g} ({kind})" for kind, value in self.noise.items())
         yield (
-            f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} records by "
+            f"Mechanism: {self.optimizer}; {self.draws} draws from {self.examples} {self.unit}s by "
             f"{self.sampling} sampling at rate {self.rate:.{_DIGITS}g}: an expected batch of "
             f"{self.batch_size:g} and {self.epochs:g} epochs. Each release is a sum of what was bounded for each "
-            f"record, with Gaussian noise; noise multiplier: {noise}."
+            f"{self.unit}{norm}, with Gaussian noise; noise multiplier: {noise}."
         )
+        if self.defaults:
+            yield f"Defaults, which nobody chose for these data: {', '.join(self.defaults)}."
+        yield f"Data: {self.data or 'not named'}, {self.examples} {self.unit}s. Trained: {self.date or 'not dated'}."
+        if self.seed_is_secret:
+            yield "Seed: a secret from the operating system, which was deleted when training ended."
+        if self.weights_sha256:
+            yield f"The statement holds for the weights with SHA-256 {self.weights_sha256} (model.safetensors)."
         if self.unused:
             moved = "are as they were before training" if self.unused_are_held else "may hold noise alone"
             yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
@@ -165,19 +213,21 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    yield (
-        "Several records at once, such as all those of one person: only the presence of a single record is hidden as "
-        "stated."
-    )
-    yield "The number of records: it is taken as public."
+    unit = record["unit"]
+    several = "such as all those of one person" if unit == "record" else "such as a family"
+    yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
+    yield f"The number of {unit}s, and the names of columns and classes: they are taken as public."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "
         "the status no_signal."
     )
     # A test split is other people's data, whose scores are released without noise.
-    if any(key.startswith("test_") for key in record):
-        yield "Scores on test data, in the record and in the curve: they are computed without noise."
+    if record.get("tested") or any(key.startswith("test_") for key in record):
+        yield (
+            f"Scores on test data, which is not among the {record['examples']} {unit}s: they have no noise, and are in "
+            "`private.json`, to be kept back."
+        )
     if not record["isolated"]:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
@@ -189,6 +239,7 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     yield "How long the run took."
 
 
-def _up(epsilon: float) -> str:
+def _up(value: float | Decimal, digits: int = _DIGITS) -> str:
     # Rounded to nearest, a printed epsilon could be below the spent one.
-    return f"{Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(epsilon)):f}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING, Emax=MAX_EMAX).create_decimal(Decimal(value))
+    return f"{rounded:f}" if 1e-3 <= rounded < 10**6 else f"{rounded.normalize():e}"

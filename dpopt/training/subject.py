@@ -152,6 +152,7 @@ class Subject:
     layout: Layout
     device: torch.device
     metric: Loss | None = None
+    classes: int = 0  # of a classifier, whose outputs are a score for each class
 
     @property
     def name(self) -> str:

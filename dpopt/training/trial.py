@@ -74,17 +74,25 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(f"model.{name}", str(dtype), allowed)
 
 
-def tried(subject: Subject) -> Subject:
+def try_model(subject: Subject) -> Subject:
     """`subject` with its metric, after model and loss were tried on a few records of each split; else ConfigError."""
-    output, _ = _attempt(subject, subject.train, "train", is_training=True)
+    output, y = _attempt(subject, subject.train, "train", is_training=True)
+    classes = _classes(output, y)
     model = subject.model if scores(output) is output else Adapter(subject.model, subject.layout)
     metric = None
     for name, split in subject.held_out.items():
         output, y = _attempt(subject, split, name, is_training=False)
-        is_classes = not y.is_floating_point() and y.ndim == 1
-        has_scores = isinstance(scores(output), Tensor) and scores(output).ndim == 2
-        metric = accuracy if is_classes and has_scores else None
-    return replace(subject, model=model, metric=metric)
+        metric = accuracy if _classes(output, y) else None
+    return replace(subject, model=model, metric=metric, classes=classes)
+
+
+def _classes(output: Any, y: Tensor) -> int:
+    """The number of classes that outputs are scores for; 0 for another task."""
+    output = scores(output)
+    is_classes = not y.is_floating_point() and y.ndim == 1
+    # One column is one number: a count, or one logit.
+    has_scores = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1
+    return output.shape[1] if is_classes and has_scores else 0
 
 
 def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> tuple[Any, Tensor]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpopt.bars import watched
 from dpopt.errors import Missing
 from dpopt.workloads import cache, data, features
 from dpopt.workloads.base import Outline, Split, Workload, mlp, outlined
@@ -140,7 +141,7 @@ def _pretrain(name: str) -> dict[str, NDArray[np.float32]]:
         top = mlp(FEATURES, RECIPE["hidden"], data.entry(name).classes)
         model = nn.Sequential(layers, top).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=RECIPE["rate"])
-        for _ in features.watched(range(RECIPE["epochs"]), RECIPE["epochs"], f"pre-training on {name}"):
+        for _ in watched(range(RECIPE["epochs"]), RECIPE["epochs"], f"pre-training on {name}"):
             for rows in torch.randperm(len(x)).split(RECIPE["batch"]):
                 loss = F.cross_entropy(model(normalised(_cropped_and_flipped(x[rows]).to(device))), y[rows].to(device))
                 optimizer.zero_grad()

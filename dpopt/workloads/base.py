@@ -128,6 +128,14 @@ class Workload(Checked):
         """
         raise NotImplementedError
 
+    def read(self, new: Any) -> Tensor:
+        """New records of a user's, such as a data frame, a CSV file or a folder of images -> inputs as `load` has them.
+
+        Raises:
+            ConfigError: the workload takes tensors alone, or these are not what it takes.
+        """
+        raise ConfigError("x", type(new).__name__, f"expected a tensor of inputs as {type(self).__name__} loads them")
+
     def transform(self, x: Tensor) -> Tensor:
         """Inputs [n, ...] as `load` stores them -> as the model takes them, on the device that trains it."""
         return x
@@ -142,6 +150,10 @@ class Workload(Checked):
     def model(self) -> nn.Module:
         """The model; initialised from torch's global generator."""
         raise NotImplementedError
+
+    def unfilled(self) -> nn.Module:
+        """A model whose state is to be overwritten; needs no records."""
+        return self.model()
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per example, shape [n]."""

@@ -12,18 +12,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
+from dpopt.bars import watched
 from dpopt.workloads import cache as kept
 
-_T = TypeVar("_T")
 _BATCH = 32
 """Records that go through the backbone at once: at 224 pixels in less than 1 GB of memory for each core."""
 
@@ -48,7 +46,10 @@ def cached(
 
 
 def computed(
-    backbone: Callable[[], nn.Module], x: Tensor, transform: Callable[[Tensor], Tensor], batch: int = _BATCH
+    backbone: Callable[[], nn.Module],
+    x: Tensor,
+    transform: Callable[[Tensor], Tensor] = lambda x: x,
+    batch: int = _BATCH,
 ) -> NDArray[np.float32]:
     """Features [n, f] of the records `x`, in evaluation mode: on CUDA where there is one, else on all cores."""
     place = device()
@@ -65,7 +66,7 @@ def computed(
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     # TensorFloat-32 would round the kept features to ten bits, and to others than a card without it.
     with threads(1), torch.backends.cudnn.flags(enabled=True, allow_tf32=False), pool:
-        return _joined(watched(pool.map(features, batches), len(batches), "features"), len(x))
+        return _joined(watched(pool.map(features, batches), len(x), "computing features", batch), len(x))
 
 
 def _joined(parts: Iterable[NDArray[np.float32]], rows: int) -> NDArray[np.float32]:
@@ -97,13 +98,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def watched(steps: Iterable[_T], total: int, what: str) -> Iterator[_T]:
-    """The `steps`, `total` of them, with a progress bar where standard error is a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield from progress.track(steps, total=total, description=what)
 
 
 def checksum_of(weights: Mapping[str, Tensor]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Few, FewOrNone
 from dpopt.workloads import data
 from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
+from dpopt.workloads.data import records
 from dpopt.workloads.metrics import area_under_curve
 
 
@@ -29,6 +30,7 @@ class TableClassification(Workload):
 
     batch_size: ClassVar[int] = 256
     epochs: ClassVar[float] = 10.0
+    revision: ClassVar[int] = records.TABLES
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -46,6 +48,9 @@ class TableClassification(Workload):
 
     def check(self) -> None:
         self.outline()
+        if unit := data.entry(self.data).unit:  # whoever trains a suite counts rows
+            how = "a suite protects single rows: use `dpopt fit`, or take `unit` out of its entry to protect rows alone"
+            raise ConfigError("workload.data", self.data, f"{unit} says whose its rows are, and {how}")
 
     def missing(self) -> list[Missing]:
         return data.missing(self.data)
@@ -56,6 +61,9 @@ class TableClassification(Workload):
 
     def load(self) -> tuple[Split, Split]:
         return data.table(self.data, "train"), data.table(self.data, "test")
+
+    def read(self, new: Any) -> Tensor:
+        return data.incoming(self.data, new)
 
     def model(self) -> nn.Module:
         hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt._extras import absent, optional
 from dpopt.errors import ConfigError, Missing, unknown
@@ -115,11 +116,20 @@ class TextClassification(Workload):
         read = self._features if self.subset == "head" else self.tokens
         return read("train"), read("test")
 
+    def read(self, new: Any) -> Tensor:
+        ids = torch.from_numpy(self._tokenised(data.incoming(self.data, new)))
+        if self.subset != "head":
+            return ids
+        return torch.from_numpy(features.computed(lambda: language.Trimmed(self.encoder_module()), ids))
+
     def model(self) -> nn.Module:
         if self.subset == "head":
             return self.head(self._features("test").x.shape[1])
         encoder = self.encoder_module()
         return models.trainable(nn.Sequential(encoder, self.head(encoder.width)), self.subset)
+
+    def unfilled(self) -> nn.Module:
+        return self.head(self.outline().record.x.shape[1]) if self.subset == "head" else self.model()
 
     def head(self, inputs: int) -> nn.Linear:
         """The classifier with its initial weights."""
@@ -140,11 +150,14 @@ class TextClassification(Workload):
 
         def tokenised() -> dict[str, NDArray[Any]]:
             texts, labels = data.texts(self.data, split)
-            read = partial(language.tokens, model=self.encoder) if self.pretrained else language.tokens_of_bytes
-            return {"ids": read(texts, length=self.length), "labels": labels.numpy()}
+            return {"ids": self._tokenised(texts), "labels": labels.numpy()}
 
         stored = cache.arrays({"kind": "tokens", "split": split, **self._reading()}, tokenised)
         return Split(torch.from_numpy(stored["ids"]), torch.from_numpy(stored["labels"]))
+
+    def _tokenised(self, texts: Sequence[str]) -> NDArray[Any]:
+        read = partial(language.tokens, model=self.encoder) if self.pretrained else language.tokens_of_bytes
+        return read(texts, length=self.length)
 
     def _reading(self) -> dict[str, Any]:
         """The key of the token ids."""

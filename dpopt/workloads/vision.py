@@ -129,13 +129,7 @@ class ImageClassification(Workload):
         if not self.uses_features:
             side, channels, *_ = self.preparation
             return outlined(lambda: self._network(None), (channels, side, side), tested)
-        with torch.device("meta"):
-            if self.architecture in FROZEN:
-                side, channels, *_ = self.preparation
-                width = self._backbone()(torch.empty(1, channels, side, side)).shape[1]
-            else:  # timm states it: nothing has to run
-                width = int(self._backbone().head_hidden_size)
-        return outlined(lambda: self._head(width), (width,), tested)
+        return outlined(lambda: self._head(self._width), (self._width,), tested)
 
     def load(self) -> tuple[Split, Split]:
         # Images that differ in size are decoded to the model's.
@@ -149,11 +143,20 @@ class ImageClassification(Workload):
             train = Split(*(part[torch.from_numpy(np.sort(rows))] for part in train))
         return train, test
 
+    def read(self, new: Any) -> Tensor:
+        pixels = data.incoming(self.data, new, data.entry(self.data).size or self.preparation.size)
+        if not self.uses_features:
+            return pixels
+        return torch.from_numpy(features.computed(lambda: self._backbone(self._checkpoint()), pixels, self.preparation))
+
     def transform(self, x: Tensor) -> Tensor:
         return x if self.uses_features else self.preparation(x)
 
     def model(self) -> nn.Module:
         return self._head(self.load()[0].x.shape[1]) if self.uses_features else self._network(self._checkpoint())
+
+    def unfilled(self) -> nn.Module:
+        return self._head(self._width) if self.uses_features else self.model()
 
     @cached_property  # every draw asks for it
     def preparation(self) -> Preparation:
@@ -183,6 +186,15 @@ class ImageClassification(Workload):
         network = models.zero_head(network) if self.pretrained else models.without_batch_norm(network)
         refuse_unsafe(network)
         return models.trainable(network, self.subset)
+
+    @cached_property
+    def _width(self) -> int:
+        """The number of features."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            if self.architecture in FROZEN:
+                side, channels, *_ = self.preparation
+                return int(self._backbone()(torch.empty(1, channels, side, side)).shape[1])
+            return int(self._backbone().head_hidden_size)  # timm states it: nothing has to run
 
     def _head(self, width: int) -> nn.Module:
         head = models.trainable(nn.Linear(width, self.classes), self.subset)

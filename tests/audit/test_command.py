@@ -51,10 +51,12 @@ def test_all_registered_optimizers_at_the_suites_targets_by_default():
 
 
 def test_own_keys_and_the_suites_can_be_overridden():
-    chosen = audit.settings(["optimizers=[hyfreedp_warm]", "epsilon=[0.5,inf]", "batch_size=64", "trials=7"])
+    chosen = audit.settings(
+        ["optimizers=[adadp_equilibrium_average]", "epsilon=[0.5,inf]", "batch_size=64", "trials=7"]
+    )
     ((label, cell),) = audit._cells(chosen.suite)
-    assert (label, cell.epsilon, cell.batch_size, chosen.trials) == ("hyfreedp_warm", 0.5, 64, 7)
-    assert cell.optimizer["lr"] == 0.01
+    assert (label, cell.epsilon, cell.batch_size, chosen.trials) == ("adadp_equilibrium_average", 0.5, 64, 7)
+    assert cell.average == 0.95
 
 
 @pytest.mark.parametrize(

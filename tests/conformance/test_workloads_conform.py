@@ -29,6 +29,7 @@ ENCODER = {
 GPT2 = {"pretrained": False, "layers": 1, "width": 16, "heads": 2, "vocabulary": 300, "generations": 2, "length": 60}
 CASES = {
     "augmented_images": {"data": "mnist", "architecture": "two_conv", "multiplicity": 2},
+    "breast_cancer": {},
     "cifar100_vit_base": VIT,
     "cifar100_vit_small": VIT,
     "cifar100_vit_tiny": VIT | {"subset": "lora"},
@@ -61,6 +62,7 @@ CASES = {
 """The registered workloads, made small where their size is a field."""
 IN_FULL = (
     "augmented_images",
+    "breast_cancer",
     "cifar100_vit_tiny",
     "cifar10_adadp",
     "digits_mlp",

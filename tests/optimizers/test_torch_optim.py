@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
@@ -119,6 +120,10 @@ def test_specs_round_trip_and_hash():
     ("values", "message"),
     [
         ({"optimizer": "nowhere_at_all.Adam"}, r"No module named 'nowhere_at_all'.*pip install nowhere_at_all"),
+        (
+            {"optimizer": "dadaptation.Cat"},
+            r"dadaptation.Cat' cannot be used; it needs pip install 'dpopt\[param",
+        ),
         ({"optimizer": "dog.Cat"}, r"cannot be imported.*pip install 'dpopt\[parameter-free\]'"),
         ({"arguments": {"beta": 1}}, r"TorchOptim.arguments: \{'lr': 0.01, 'beta': 1\}.*unexpected keyword.*'beta'"),
         ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D"),
@@ -127,7 +132,8 @@ def test_specs_round_trip_and_hash():
         ({"step_size": "eta"}, "TorchOptim.step_size: 'eta' cannot be used.*known: .*lr"),
     ],
 )
-def test_refused_before_any_work(values, message):
+def test_refused_before_any_work(values, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dadaptation", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=message):
         TorchOptim(**values)
 

@@ -136,17 +136,18 @@ def epsilon(ledger, delta):
 
 
 def standing(tests):
-    """For methods' scores, seed -> score, of which NaN is a failure: p that no other is better, and if it may be best.
+    """For methods' scores, seed -> score, of which NaN is a failure: p that no other is better, and marks.
 
-    And the difference that can be seen. One-sided paired t tests over the seeds that two methods share, times the
-    number of rivals; failures have the worst score of all.
+    "**" is the highest mean of those that are compared, "†" another that may be the best. And the difference that can
+    be seen. One-sided paired t tests over the seeds that two methods share, three or more, times the number of rivals;
+    failures have the worst score of all.
     """
     worst = min((score for of in tests for score in of.values() if math.isfinite(score)), default=math.nan)
     filled = [{seed: score if math.isfinite(score) else worst for seed, score in of.items()} for of in tests]
     rivals, errors = [[] for _ in tests], {}
     for i, j in permutations(range(len(tests)), 2):
         more = np.array([filled[j][seed] - filled[i][seed] for seed in filled[i].keys() & filled[j].keys()])
-        if (n := len(more)) > 1 and not math.isnan(worst):
+        if (n := len(more)) > 2 and not math.isnan(worst):
             mean, std = more.mean(), more.std(ddof=1)
             alike = 0.5**n if mean > EQUAL else 1.0
             rivals[i].append(stats.t.sf(mean / std * math.sqrt(n), n - 1) if std > EQUAL else alike)
@@ -155,26 +156,37 @@ def standing(tests):
     seen = [stats.t.isf(0.05 / min(len(rivals[i]), len(rivals[j])), n - 1) * error
             for (i, j), (n, error) in errors.items()]  # fmt: skip
     has_score = [any(map(math.isfinite, of.values())) for of in tests]
+    means = [round(np.mean(list(of.values())), 12) if some and not math.isnan(p) else -math.inf
+             for of, some, p in zip(filled, has_score, ps, strict=True)]  # fmt: skip
+    signs = ["" if mean == -math.inf else "**" if mean == max(means) else "†" if p > 0.05 else ""
+             for mean, p in zip(means, ps, strict=True)]  # fmt: skip
     best = [p > 0.05 and some for p, some in zip(ps, has_score, strict=True)]
-    return ps, best, float(np.median(seen)) if seen else math.nan
+    return ps, best, signs, float(np.median(seen)) if seen else math.nan
 
 
-def expected_score(scores, tested):
+def reach(metric):
+    """The least and the largest score that there can be."""
+    return (0, 1) if metric.endswith("accuracy") else (-math.inf, math.inf)
+
+
+def expected_score(scores, tested, reach):
     """Student's interval over seeds and Wilson's over test records, whose distances from the mean add as squares."""
     mean, n = scores.mean(), len(scores)
-    if not math.isfinite(mean):
+    if not math.isfinite(mean) or n < 3:
         return math.nan, math.nan
     ends = np.array(stats.t.interval(0.95, n - 1, mean, stats.sem(scores))) if np.ptp(scores) > 0 else np.full(2, mean)
-    if math.isnan(tested):
-        return tuple(ends)
-    square = stats.norm.isf(0.025) ** 2 / tested  # Wilson: |mean - x| = z sqrt(x (1 - x) / n)
-    wilson = np.sort(np.roots([1 + square, -2 * mean - square, mean**2]).real)
-    return tuple(np.clip(mean + np.array([-1, 1]) * np.hypot(ends - mean, wilson - mean), 0, 1))
+    if not math.isnan(tested):  # Wilson: |mean - x| = z sqrt(x (1 - x) / n)
+        square = stats.norm.isf(0.025) ** 2 / tested
+        wilson = np.sort(np.roots([1 + square, -2 * mean - square, mean**2]).real)
+        ends = mean + np.array([-1, 1]) * np.hypot(ends - mean, wilson - mean)
+    return tuple(np.clip(ends, *reach))
 
 
 def over_seeds(differences, tasks):
     """Mean, interval and p of paired differences by Student, with Bonferroni's correction for the tasks of a row."""
     n, mean = len(differences), differences.mean()
+    if n < 3:
+        return mean, math.nan, math.nan, math.nan
     if np.ptp(differences) <= EQUAL:
         return mean, math.nan, math.nan, min(1.0, tasks * (2.0 ** (1 - n) if abs(mean) > EQUAL else 1.0))
     test = stats.ttest_1samp(differences, 0)
@@ -253,9 +265,10 @@ def is_lacking(seeds):
 
 
 def scores_of(block):
-    """Scores [seeds, methods] over the seeds that all have; NaN are failures, and methods that lack the budget."""
-    seeds = sorted(set.intersection(*map(set, block.values())))
-    return np.array([[math.nan if is_lacking(of) else of[seed]["test"] for of in block.values()] for seed in seeds])
+    """Methods that do not lack the budget, and scores [seeds, methods] over the seeds that all have; NaN: failures."""
+    there = {label: seeds for label, seeds in block.items() if not is_lacking(seeds)}
+    seeds = sorted(set.intersection(*map(set, there.values()))) if there else []
+    return list(there), np.array([[of[seed]["test"] for of in there.values()] for seed in seeds])
 
 
 def everywhere(blocks):
@@ -264,12 +277,12 @@ def everywhere(blocks):
     Failures have the worst score of the block, and methods without any -inf, so that they share the last rank.
     """
     scored = {place: scores_of(block) for place, block in blocks.items() if len(block) > 1}
-    scored = {place: tests for place, tests in scored.items() if not np.isnan(tests).all()}
-    labels = [label for label in next(iter(blocks.values()), ()) if all(label in blocks[place] for place in scored)]
+    scored = {place: (there, tests) for place, (there, tests) in scored.items() if not np.isnan(tests).all()}
+    labels = [label for label in next(iter(blocks.values()), ()) if all(label in there for there, _ in scored.values())]
     tasks = defaultdict(list)
-    for place, tests in scored.items():
+    for place, (there, tests) in scored.items():
         scores = np.where(np.isnan(tests).all(axis=0), -np.inf, np.where(np.isnan(tests), np.nanmin(tests), tests))
-        tasks[place[0]].append(scores[:, [list(blocks[place]).index(label) for label in labels]])
+        tasks[place[0]].append(scores[:, [there.index(label) for label in labels]])
     return labels, dict(tasks)
 
 
@@ -337,7 +350,10 @@ def against(blocks, baseline):
     for (label, task), (differences, table, entries) in pairs.items():
         of = over_seeds(differences, counts[label]) if table is None else crossed(table, counts[label])
         row = dict(zip(("mean", "low", "high", "p"), of, strict=True))
-        row |= {"score": entries[0]["run"]["record"].get("score", "accuracy"), "blocks": len(entries)}
+        score = entries[0]["run"]["record"].get("score", "accuracy")
+        widest = np.subtract(*reach(score)[::-1])
+        row |= {end: np.clip(row[end], -widest, widest) for end in ("low", "high")}
+        row |= {"score": score, "blocks": len(entries)}
         row |= {"seeds": len(differences), "records": math.nan if table is None else table.shape[1]}
         rows[label, task] = row | {"verdict": int(np.sign(row["mean"])) if row["p"] < 0.05 else 0}
     return rows
@@ -378,10 +394,11 @@ class Leaderboard:
         self.blocks = blocks_of(self.searches, ranked, "epsilon")
         self.best = {}
         for place, block in self.blocks.items():
-            scores = dict(zip(block, scores_of(block).T, strict=True))
-            there = [label for label, seeds in block.items() if not is_lacking(seeds)]
-            _, best, _ = standing([dict(enumerate(scores[label])) for label in there])
-            self.best |= {(*place, label): is_best for label, is_best in zip(there, best, strict=True)}
+            there, tests = scores_of(block)
+            _, _, signs, _ = standing([dict(enumerate(of)) for of in tests.T])
+            # A page prints the mean over a method's own seeds: its mark is shown where these are those of the block.
+            self.best |= {(*place, label): sign for label, sign, of in zip(there, signs, tests.T, strict=True)
+                          if math.isclose(of.mean(), self.scores[*place, label]["mean"])}  # fmt: skip
         names, tasks = everywhere(self.blocks)
         is_said = all(None not in chosen_on[label] for label in names)
         unseen = {task: of for task, of in tasks.items()
@@ -422,7 +439,7 @@ class Leaderboard:
         cell, tests = every[0]["run"]["cell"], np.array([score_of(record, "test") for record in records], float)
         metric = records[0].get("score", "accuracy")
         tested = float(records[0].get("tested", math.nan)) if metric == "accuracy" else math.nan
-        low, high = expected_score(tests, tested)
+        low, high = expected_score(tests, tested, reach(metric))
         total, tuning = max(entry["epsilon"] for entry in every), every[0]["run"]["entry"]["tuning"]
         by = [entry["released_score"]["value"] if "released_score" in entry else score_of(entry, "validation")
               for entry in records]  # fmt: skip
@@ -438,7 +455,7 @@ class Leaderboard:
             "epsilon_single": max(record["epsilon"] for record in records),
             "epsilon_with_tuning": total, "epsilon_composed": total,
             "is_reference": total > place[1] * (1 + PRECISION) or tuning == "fixed",
-            "p": math.nan, "visible": math.nan, "is_best": False,
+            "p": math.nan, "visible": math.nan, "is_best": False, "is_highest": False,
         }  # fmt: skip
         for name in {name for record in records for name in record.get("scores", {})}:
             values = [record.get("scores", {}).get(name) for record in records]
@@ -448,14 +465,16 @@ class Leaderboard:
         return row
 
     def _compare(self):
-        """Which rows of a task and target may be the best, of those that spend no more than the target."""
+        """Which rows with all seeds of a task and target may be the best, if they spend no more than the target."""
         for block in {place[:2] for place in self.scores}:
             places = [place for place, row in self.scores.items() if place[:2] == block and not row["is_reference"]]
+            every = {seed for place in places for seed in self.searches[place]}
+            places = [place for place in places if len(self.searches[place]) == len(every)]
             tests = [{seed: score_of(entry["run"]["record"], "test") for seed, entry in self.searches[place].items()}
                      for place in places]  # fmt: skip
-            ps, best, visible = standing(tests)
-            for place, p, is_best in zip(places, ps, best, strict=True):
-                self.scores[place] |= {"p": p, "visible": visible, "is_best": is_best}
+            ps, best, signs, visible = standing(tests)
+            for place, p, is_best, sign in zip(places, ps, best, signs, strict=True):
+                self.scores[place] |= {"p": p, "visible": visible, "is_best": is_best, "is_highest": sign == "**"}
 
 
 def edges(searches):
@@ -469,7 +488,7 @@ def edges(searches):
     return ", ".join(f"{edge} {count}/{len(searches)}" for edge, count in sorted(counts.items()))
 
 
-MARKS = {"bold": r"\*\*", "italic": r"\*(?!\*)", "°": ".*°", "‡": ".*‡"}
+MARKS = {"bold": r"\*\*", "italic": r"\*(?!\*)", "°": ".*°", "†": ".*†", "‡": ".*‡"}
 
 
 class Comparison:
@@ -529,6 +548,13 @@ def read_tables(text):
     return tables
 
 
+def labels_of(page):
+    """Name on a page -> label: its first table has the rows of `leaderboard.csv` in their order."""
+    first, *_ = read_tables((page / "leaderboard.md").read_text()).values()
+    with (page / "leaderboard.csv").open(newline="") as file:
+        return dict(zip(first, (row["label"] for row in csv.DictReader(file)), strict=True))
+
+
 def heading(name):
     """The task that a column of scores is of, and what its numbers are multiplied by."""
     return plain(name.rpartition(", ")[0]), 100 if name.endswith("(%)") else 1
@@ -537,7 +563,9 @@ def heading(name):
 def compare(board, page):
     """The comparison of a page with a leaderboard."""
     text, of = (page / "leaderboard.md").read_text(), Comparison()
-    tables = read_tables(text)
+    labels = labels_of(page)
+    tables = {title: {labels.get(name, name): row for name, row in rows.items()}
+              for title, rows in read_tables(text).items()}  # fmt: skip
     suites, runs = re.search(r"^Suites: (.*?)\. ([\d,]+) runs", text, re.MULTILINE).groups()
     of.value("suites", suites, ", ".join(board.suites))
     of.printed("runs", runs, len({row["entry"]["run_id"] for row in board.rows}))
@@ -545,7 +573,8 @@ def compare(board, page):
     compare_ranks(of, board, page, text, tables["Average ranks at equal total ε"])
     compare_scores(of, board, page, tables)
     if board.against:
-        compare_against(of, board, page, tables[f"Against {board.baseline}, at equal total ε"], "‡" in text)
+        (printed,) = (rows for title, rows in tables.items() if title.startswith("Against "))
+        compare_against(of, board, page, printed, "‡" in text)
     return of
 
 
@@ -554,12 +583,15 @@ def compare_ranks(of, board, page, text, printed):
              lambda column, _: board.slack * (column in ("low", "high")))  # fmt: skip
     headings = {"rank": "rank", "draws": "per draw", "gradients": "per gradient", "blocks": "blocks"}
     headings |= {"unseen": "unseen"} if "| unseen |" in text else {}
+    least = np.nanmin([row["rank"] for row in board.table.values()])
     for label, row in board.table.items():
         shown, where = printed.get(label, defaultdict(str)), f"leaderboard.md, {label}"
         for key, name in (headings | {"cpu_hours": "CPU hours"}).items():
             of.printed(f"{where}, {name}", shown[name], row[key])
         of.printed(f"{where}, interval", shown["95 % interval"], row["low"], row["high"], slack=board.slack)
-        of.marks(where, shown["method"], bold=row["is_best"] is True, italic=row["track"] == FREE)
+        is_first = not math.isnan(board.critical) and row["rank"] == least
+        of.marks(where, shown["method"], bold=is_first, italic=row["track"] == FREE)
+        of.marks(f"{where}, rank", shown["rank"], **{"†": row["is_best"] is True and not is_first})
     test = re.search(r"test over (\d+) workloads: p ([=≤]) (\S+)\. Average ranks less than (\S+) apart", text)
     of.value("ranks are tested", str(bool(test)), bool(board.friedman))
     if test and board.friedman:
@@ -579,10 +611,11 @@ def compare_scores(of, board, page, tables):
                 (task, factor), where = heading(name), f"leaderboard.md, {label}, ε = {target:g}, {name}"
                 place = task, target, label
                 if place not in board.scores:
-                    of.value(where, text, "")
+                    of.value(where, text, "–")
                     continue
                 computed = board.scores[place]
-                signs = {"bold": board.best.get(place), "italic": computed["is_reference"]}
+                sign = board.best.get(place)
+                signs = {"bold": sign == "**", "†": sign == "†", "italic": computed["is_reference"]}
                 signs["°"] = task in board.chosen_on[label]
                 of.printed(where, text, factor * computed["mean"], factor * computed["std"], **signs)
 
@@ -603,8 +636,9 @@ def compare_against(of, board, page, printed, has_marks):
 
 def main(results="results/published", page="docs/leaderboard"):
     """Print what was compared; the exit status."""
-    baseline = re.search(r"^## Against (\S+),", (Path(page) / "leaderboard.md").read_text(), re.MULTILINE)
-    of = compare(Leaderboard(Path(results), baseline[1] if baseline else ""), Path(page))
+    name = re.search(r"^## Against (.+), at equal", (Path(page) / "leaderboard.md").read_text(), re.MULTILINE)
+    baseline = labels_of(Path(page)).get(name[1], "") if name else ""
+    of = compare(Leaderboard(Path(results), baseline), Path(page))
     for difference in of.differences[:30]:
         print(difference)
     print(f"{of.count:,} numbers and marks compared, {len(of.differences)} differ.")

@@ -73,14 +73,35 @@ def test_the_papers_numbers_stand_beside_the_same_rows(matrix, capsys):
     text = (matrix.suite_folder("made") / "table.md").read_text()
     assert "| published accuracy (%)" in text.splitlines()[0]
     lines = {(cells[1].strip("*"), cells[0]): cells[3] for cells in split(text)}
-    assert lines["hyfreedp", "1"] == "95.8 ± 0.0 (table 6)"
-    assert lines["dp_adam", "3"] == "95.8 ± 0.1 (table 6)"
+    assert lines["HyFreeDP", "1"] == "95.8 ± 0.0 (table 6)"
+    assert lines["DP-Adam", "3"] == "95.8 ± 0.1 (table 6)"
     assert lines["ceiling", "∞"] == ""
     for remark in ("Published: HyFreeDP: Liu and Bu", "about 4.8 and 17", "NonDP-GS: learning rate searched"):
         assert remark in text
     capsys.readouterr()
     assert main(["table", "suite=made", here]) == 0
-    assert "published" not in capsys.readouterr().out.splitlines()[0]
+    assert "published" not in capsys.readouterr().out.partition("Test score")[0]
+
+
+def test_a_key_and_a_csv_of_ones_own_are_read_at_once(matrix, tmp_path, monkeypatch, capsys):
+    """Neither was there when the suite ran: nothing is run again for a comparison."""
+    monkeypatch.chdir(tmp_path)
+    here = ["table", "suite=made", f"results={matrix.root}", "compare=published"]
+    assert main(here) == 2
+    assert "no key `published`" in capsys.readouterr().err
+    folder = tmp_path / "benchmarks" / "published"
+    folder.mkdir(parents=True)
+    head = "paper,table,dataset,model,subset,method,epsilon,metric,unit,value,std,note"
+    folder.joinpath("mine.csv").write_text(
+        f"# Mine 2026\n{head}\nmine,7,Digits,MLP,full,Theirs,1,accuracy,%,61.5,0.5,\n"
+    )
+    names = "{paper: mine, methods: {hyfreedp: Theirs}, workloads: [{name: digits_mlp, is: [Digits, MLP, full]}]}"
+    suite = f"defaults: [suite, _self_]\noptimizers: [hyfreedp]\npublished: {names}\n"
+    folder.parent.joinpath("made.yaml").write_text(suite)
+    assert main(here) == 0
+    printed = capsys.readouterr().out
+    assert "61.5 ± 0.5 (table 7)" in printed
+    assert "Published: Mine 2026." in printed
 
 
 def split(text):

@@ -3,13 +3,13 @@
 import csv
 import html
 import json
-import math
 import re
 import shlex
 import shutil
 import subprocess
 from html.parser import HTMLParser
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,12 +17,11 @@ from markdown_it import MarkdownIt
 
 from dpopt import markup
 from dpopt.cli import main
-from dpopt.privacy import epsilon as spent
-from dpopt.results import choosing, frames, tables
+from dpopt.results import frames
 from dpopt.results.report import page as report
 from dpopt.results.report.sheet import grid
 from dpopt.results.results import Results
-from dpopt.results.writing import Table
+from dpopt.results.writing import Table, named
 
 FIGURE = '''"""A line for each method.
 
@@ -41,6 +40,7 @@ def draw(frame, styles):
     return figure
 '''
 HOSTILE = "<b onclick='x()'>bold</b> & \"quoted\""
+PLOTS = Path(__file__).parents[2] / "plots"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -107,40 +107,35 @@ def whole(recorded, folder):
 def page_of(store, folder, overrides=(), further=()):
     """The page of the suite without ranks, which take most of the time."""
     stored, of_suite = Results(store, "made"), shlex.join(overrides or ["suite=made"])
-    shown = report.tables_of(stored.comparison, stored.table(), store.manifest("made"), of_suite)
-    return report.page(store, "made", stored.stored, [*shown, *further], stored.draw, folder, of_suite)
+    every, chosen = [*stored._every_row(of_suite), *further], named(stored.comparison, stored.names)
+    return report.page(store, "made", stored.stored, chosen, every, stored.draw, folder, of_suite)
 
 
 def test_the_tables_hold_the_stored_numbers(recorded, whole):
-    best, every, _ = Page(whole).tables
-    assert [[*row[:4], row[-1]] for row in best[1:]] == [
-        ["digits_mlp", "1", "hyfreedp", "40.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
-        ["digits_mlp", "3", "hyfreedp", "70.0 ± 0.0", "ceiling: 98.0 ± 0.0"],
-    ]
-    shown = tables.as_table(Results(recorded, "made").table(), "made").frame
+    every, _ = Page(whole).tables
+    shown = Results(recorded, "made").show().frame
     assert every == [list(shown), *shown.values.tolist()]
 
 
-def test_the_best_method_is_one_of_those_that_are_ranked(maker):
-    """A search that is not charged scores higher, and so does a value that was set by hand: both are for reference."""
-    for lr, tuning, epsilon in ((0.1, "grid", 1.0), (0.2, "grid", 1.0), (0.1, "fixed", 3.0)):
-        maker.add("dp_adam", 0, 0.9, 0.8 + lr, epsilon=epsilon, tuned={"lr": lr}, tuning=tuning)
-    maker.add("hyfreedp", 0, 0.5, 0.4, epsilon=1.0)
-    comparison = tables.comparison(maker.done(), choosing.select(frames.load(maker.store, "made").cells))
-    first, second = headline(comparison)
-    assert [first["best private method"], first["test accuracy (%)"]] == ["hyfreedp", "40.0"]
-    overspent = comparison.set_index(["label", "epsilon_target"]).loc["dp_adam", 1.0]["epsilon_with_tuning"]
-    assert overspent > 1
-    assert first["for reference"] == f"dp_adam: 90.0, ε with tuning {tables.upper(overspent)}"
-    assert [second["best private method"], second["ε with tuning"]] == ["", ""]  # nothing is ranked there
-    assert second["for reference"] == "dp_adam: 90.0, ε with tuning not charged"
-    assert len(report.tables_of(without := comparison.assign(mean=math.nan), without, {}, "")) == 1, "no headline"
-    varied = headline(comparison.assign(clip=comparison["clip"].where(comparison["label"] == "dp_adam", 0.5)))
-    assert [row["best private method"] for row in varied] == ["hyfreedp (C = 0.5)", ""]
+def sentence(rows):
+    """The sentence of a page on rows of one workload: label, mean, is_highest, is_best."""
+    frame = pd.DataFrame(rows, columns=["label", "mean", "is_highest", "is_best"])
+    more = {"workload": "digits", "score": "accuracy", "std": 0.01, "epsilon_target": 1.0, "is_reference": False}
+    return report._sentence(frame.assign(**more)).removeprefix("digits: the highest mean test accuracy (%) is that of ")
 
 
-def headline(comparison):
-    return report.tables_of(comparison, comparison, {}, "")[0].frame.to_dict("records")
+def test_the_first_sentence_says_what_is_shown_and_what_is_not():
+    clear = [("a", 0.9, True, True), ("b", 0.5, False, False)]
+    assert sentence(clear) == "a at ε = 1 (90.0 ± 1.0)."
+    assert sentence([*clear, ("c", 0.8, False, True)]) == "a at ε = 1 (90.0 ± 1.0; 1 more not shown to be worse)."
+    untested = [("a", 0.9, False, False), ("b", 0.5, False, False)]
+    assert sentence(untested) == "a at ε = 1 (90.0 ± 1.0; not tested)."
+    ties = [("a", 0.9, True, True), ("b", 0.9, True, True)]
+    assert sentence(ties) == "a and b at ε = 1 (90.0 ± 1.0, 90.0 ± 1.0)."
+    assert sentence([("a", 0.95, False, False), *clear[1:], ("c", 0.9, True, True)]).startswith("c "), "as the table"
+    assert report._sentence(pd.DataFrame(clear, columns=["label", "mean", "x", "y"]).assign(
+        workload="digits", score="accuracy", is_reference=True, epsilon_target=1.0
+    )) == "digits: no row keeps to its ε."  # fmt: skip
 
 
 def test_cells_sort_by_the_number_that_they_begin_with():
@@ -162,7 +157,7 @@ def test_text_never_becomes_markup(maker, folder, tmp_path):
     assert page.all("b") == []
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
     assert page.text.count(HOSTILE) >= 12
-    assert [row[0] for row in page.tables[2]] == [HOSTILE, HOSTILE]
+    assert [row[0] for row in page.tables[1]] == [HOSTILE, HOSTILE]
     drawn = [text for text in page.texts if text == HOSTILE]
     assert len(drawn) >= 2  # the legends of both figures
 
@@ -189,18 +184,40 @@ def test_nothing_is_loaded_and_every_reference_is_within_the_page(recorded, fold
 def test_the_page_can_be_read_by_machines_and_keyboards(whole):
     page = Page(whole)
     assert page.all("html") == [{"lang": "en"}]
-    assert len(page.all("caption")) == len(page.all("table")) == 3
+    assert len(page.all("caption")) == len(page.all("table")) == 2
     assert all(header["scope"] == "col" for header in page.all("th"))
     assert [(drawn["role"], drawn["aria-label"]) for drawn in page.all("svg")] == [
         ("img", "A line for each method.")
     ] * 2
     boxes = [box for box in page.all("div") if box.get("class") == "scroll"]
-    assert len(boxes) == 5
+    assert len(boxes) == 4
     assert all(box["tabindex"] == "0" and box.keys() & {"aria-label", "aria-labelledby"} for box in boxes)
     assert "A line for each method. The more the better. Read from left to right." in page.text
     styles = [attributes["style"] for tag, attributes in page.elements if "style" in attributes and tag != "svg"]
     assert any("fill: var(--paper)" in style for style in styles), "a dark page has no white boxes"
     assert not any(colour in style for style in styles for colour in ("#000000", "#ffffff"))
+
+
+def test_the_page_begins_with_a_sentence_and_a_figure_for_each_workload(maker, tmp_path):
+    """And long notes are behind a fold; what is missing is not."""
+    (tmp_path / "accuracy_vs_epsilon.py").write_text((PLOTS / "accuracy_vs_epsilon.py").read_text("utf-8"))
+    for workload in ("digits_mlp", "gmm"):
+        for seed in range(3):
+            for epsilon in (1.0, 3.0):
+                maker.add("adadp", seed, 0.5, 0.7 + 0.01 * seed, epsilon=epsilon, workload=workload)
+                maker.add("dp_adam", seed, 0.5, 0.69 + 0.02 * seed**2, epsilon=epsilon, workload=workload)
+                by_hand = {"tuned": {"lr": 0.1}, "tuning": "fixed", "epsilon": epsilon, "workload": workload}
+                maker.add("by_hand", seed, 0.5, 0.9, **by_hand)
+    maker.add("adadp", 3, 0.5, 0.5, status="missing")
+    markup = page_of(maker.done(), tmp_path)
+    before, after = markup.split("<table>", 1)
+    assert before.count("<svg") == 2, "the figures stand before the first table"
+    assert "<svg" not in after, "and not again"
+    for workload in ("digits MLP", "Gaussian mixture"):
+        assert f"{workload}: the highest mean test accuracy (%) is that of DP-Adam at ε = 1 (72.3 ± 4.2; " in before
+    assert "1 more not shown to be worse), DP-Adam at ε = 3" in before
+    assert '<details open><summary>How to read it</summary><p class="note">Test score: mean ± standard' in markup
+    assert Results(maker.store, "made").missing == "1 of 37 cells have no result; seeds that need them are left out."
 
 
 def test_commands_repeat_the_arguments(recorded, bare, whole):
@@ -244,19 +261,6 @@ def test_damaged_and_missing_cells(matrix, bare, whole):
     assert "None: every" not in page.text
 
 
-def test_the_headline_of_a_sweep_is_what_validates_best_and_is_charged_for_all(maker, bare):
-    for clip, validation, test in ((0.1, 0.6, 0.5), (1.0, 0.7, 0.4)):
-        for lr in (0.1, 0.2):
-            maker.add("dp_adam", 0, validation + lr / 100, test, tuned={"lr": lr}, tuning="grid")
-            maker.clip(clip)
-    best, every = Page(page_of(maker.done(), bare)).tables[:2]
-    headed, shown = (dict(zip(table[0], table[1], strict=True)) for table in (best, every))
-    ledger = maker.store.ledger(maker.cells[0]["run_id"])
-    total = tables.upper(spent(ledger + ledger + ledger + ledger, 1e-5, "rdp"))
-    assert headed["for reference"] == f"dp_adam: 40.0, ε with tuning {total}"
-    assert shown["ε with tuning"] == tables.upper(spent(ledger + ledger, 1e-5, "rdp"))
-
-
 def test_a_figure_that_cannot_be_drawn_costs_itself_alone(recorded, tmp_path):
     import matplotlib.pyplot as plt
 
@@ -276,7 +280,7 @@ def test_published_numbers_where_the_suite_names_a_paper(matrix, bare):
     given = {"paper": "hyfreedp", "workloads": [measured], "methods": {"hyfreedp": "HyFreeDP"}}
     matrix.extend_suite("made", manifest | {"published": given})
     page = Page(page_of(matrix, bare))
-    assert "published accuracy (%)" in page.tables[1][0]
+    assert "published accuracy (%)" in page.tables[0][0]
     assert "dpopt table suite=made compare=published" in page.text
     matrix.extend_suite("made", manifest | {"published": given | {"paper": "nowhere"}})
     page = Page(page_of(matrix, bare))
@@ -290,7 +294,7 @@ def test_provenance_counts_cells(recorded, bare):
     cells.loc[1, "commit"] = None
     cells.loc[2, "state"] = "pending"
     stored = frames.Stored(pd.concat([cells, cells.iloc[:1]]), [])
-    (counts,) = Page(report.page(recorded, "made", stored, [], None, bare, "")).tables
+    (counts,) = Page(report.page(recorded, "made", stored, pd.DataFrame(), [], None, bare, "")).tables
     assert counts[1:] == [
         ["commit", "abc", "18"],
         ["commit", "abd with changed files", "1"],
@@ -305,7 +309,7 @@ const found = {};
 function look(frame) {
   const page = frame.contentDocument, root = page.documentElement;
   const drawn = [...page.querySelectorAll("svg")].map((figure) => figure.getBoundingClientRect());
-  const table = page.querySelectorAll("table")[1], headers = [...table.tHead.rows[0].cells];
+  const table = page.querySelectorAll("table")[0], headers = [...table.tHead.rows[0].cells];
   const column = headers.findIndex((header) => header.textContent === "ε with tuning");
   const rows = table.tBodies[0].rows;
   const read = () => [headers[column].ariaSort, ...[...rows].map((row) => row.cells[column].innerText)];

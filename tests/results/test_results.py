@@ -182,7 +182,7 @@ def read_only(monkeypatch):
 def test_who_may_not_write_reads_all_the_same(matrix, read_only, capsys):
     assert main(["rank", "suite=made", f"results={matrix.root}"]) == 0
     printed = capsys.readouterr()
-    assert "dp_adam" in printed.out
+    assert "DP-Adam" in printed.out
     assert f"not written to {matrix.suite_folder('made')}: Read-only file system" in printed.err
 
 

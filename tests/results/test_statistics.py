@@ -26,18 +26,18 @@ def accuracies(generator, seeds, records, mean=0.9, between=0.01, hard=0.8):
 
 
 @pytest.mark.parametrize(
-    ("mean", "between", "seeds"), [(0.6, 0.003, 3), (0.6, 0.003, 10), (0.9, 0.01, 1), (0.9, 0.01, 5), (0.9, 0.03, 3)]
+    ("mean", "between", "seeds"), [(0.6, 0.003, 3), (0.6, 0.003, 10), (0.9, 0.01, 5), (0.9, 0.03, 3)]
 )
 def test_intervals_cover_the_expected_score(mean, between, seeds):
     """Also where all seeds have the same easy test split, which an interval over seeds alone does not allow for."""
     generator, covered, over_seeds = np.random.default_rng(0), 0, 0
     for _ in range(400):
-        scores = accuracies(generator, seeds, 360, mean, between if seeds > 1 else 0.0)
+        scores = accuracies(generator, seeds, 360, mean, between)
         both, alone = expected_score(scores, 360), expected_score(scores)
         covered += both[0] <= mean <= both[1]
         over_seeds += alone[0] <= mean <= alone[1]
-        assert seeds == 1 or both[0] <= alone[0] or both[0] == 0
-        assert seeds == 1 or both[1] >= alone[1] or both[1] == 1
+        assert both[0] <= alone[0] or both[0] == 0
+        assert both[1] >= alone[1] or both[1] == 1
     assert covered / 400 >= 0.925
     assert covered > over_seeds
     if between == 0.003:
@@ -46,21 +46,26 @@ def test_intervals_cover_the_expected_score(mean, between, seeds):
 
 def test_each_part_of_an_interval_alone_is_the_textbooks():
     wilson = scipy.stats.binomtest(45, 50).proportion_ci(method="wilson")
-    assert expected_score(np.array([0.9]), 50) == pytest.approx((wilson.low, wilson.high))
+    assert expected_score(np.full(3, 0.9), 50) == pytest.approx((wilson.low, wilson.high))
     scores = np.array([0.3, 0.5, 0.45])
     assert expected_score(scores) == pytest.approx(scipy.stats.ttest_1samp(scores, 0).confidence_interval())
-    assert expected_score(np.array([1.0, 1.0]), 50)[1] == 1
-    for nothing in (expected_score(np.array([0.5])), expected_score(np.array([0.5, np.nan]), 50)):
-        assert np.isnan(nothing).all()
+    assert expected_score(np.ones(3), 50)[1] == 1
+    wild = np.array([0.1, 0.5, 0.99])
+    assert expected_score(wild, ends=(0.0, 1.0)) == (0, 1), "no accuracy is below 0 or above 100 %"
+    assert expected_score(wild)[0] < 0
+    for nothing in (wild[:2], np.array([0.5, np.nan, 0.5])):
+        assert np.isnan([*expected_score(nothing), *expected_score(nothing, 50)]).all()
 
 
 def test_a_difference_is_students_where_pairs_differ():
     values = np.array([0.3, -0.1, 0.5, 0.2, 0.7])
     theirs = scipy.stats.ttest_1samp(values, 0)
     assert difference(values) == pytest.approx((values.mean(), *theirs.confidence_interval(), theirs.pvalue))
-    assert np.isnan(difference(np.array([0.5]))[1:]).all()
-    equal = difference(np.array([0.5, 0.5]))
-    assert (equal.mean, equal.p) == (0.5, 0.5)
+    assert difference(values, largest=0.4)[1:3] == pytest.approx((theirs.confidence_interval().low, 0.4))
+    assert difference(-values, largest=0.4)[1:3] == pytest.approx((-0.4, -theirs.confidence_interval().low))
+    assert np.isnan(difference(values[:2])[1:]).all(), "two pairs show nothing"
+    equal = difference(np.full(3, 0.5))
+    assert (equal.mean, equal.p) == (0.5, 0.25)
     assert np.isnan([equal.low, equal.high]).all()
     assert difference(np.zeros(4)).p == 1
 
@@ -102,8 +107,8 @@ def test_missing_seeds_equal_differences_and_single_methods():
     assert np.isnan(found.p[2:]).all()
     assert not found.may_be_best[2:].any()
     assert np.isnan(standing(scores[:, :1]).p).all(), "who meets nobody is not shown to be the best"
-    assert np.isnan(standing(scores[:1]).p).all()
-    assert np.isnan(standing(scores[:1]).visible)
+    assert np.isnan(standing(scores[:2]).p).all()
+    assert np.isnan(standing(scores[:2]).visible)
 
 
 @pytest.mark.parametrize(("seeds", "is_equal"), [(3, True), (10, True), (5, False)])
@@ -154,8 +159,9 @@ def test_what_is_visible_is_where_the_test_decides():
 
 
 def test_what_is_visible_is_that_of_methods_in_any_order():
-    """Also where two of them share one seed alone, and so have one rival fewer than the third."""
-    scores = np.array([[0.5, 0.4, np.nan], [0.6, 0.45, 0.7], [0.62, np.nan, 0.75], [0.55, np.nan, 0.6]])
+    """Also where two of them share too few seeds, and so have one rival fewer than the third."""
+    first = [[0.5, 0.4, np.nan], [0.61, 0.43, np.nan], [0.6, 0.45, 0.7]]
+    scores = np.array([*first, [0.62, np.nan, 0.75], [0.55, np.nan, 0.6]])
     assert len({standing(scores[:, order]).visible for order in map(list, permutations(range(3)))}) == 1
 
 

@@ -32,7 +32,7 @@ def sweep():
     rows = []
     for workload, epochs, epsilon, size in product(("easy", "hard"), EPOCHS, EPSILONS, SIZES):
         place = {"workload": workload, "epochs": epochs, "epsilon_target": epsilon, "batch_size": size}
-        place |= {"score": "accuracy", "std": float("nan"), "examples": N, "draws": epochs * N / size}
+        place |= {"score": "accuracy", "std": float("nan"), "seeds": 1, "examples": N, "draws": epochs * N / size}
         place |= {"noise_gradient": size**0.5 / epsilon}
         for clip in CLIPS:
             mean = accuracy(clip, size, epsilon)
@@ -46,7 +46,7 @@ def test_nothing_is_chosen_where_nothing_validates(sweep):
     for name in ("accuracy_vs_clip", "accuracy_vs_batch", "automatic_clipping"):
         assert draw(name, sweep.assign(delta=1e-5)) is None
     one = sweep[sweep["batch_size"] == 64]
-    assert lines(draw("accuracy_vs_clip", one).axes[0], "ε = 1") == pytest.approx(
+    assert lines(draw("accuracy_vs_clip", one).axes[0], "target ε = 1") == pytest.approx(
         np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]])
     )
 
@@ -62,7 +62,9 @@ def two(sweep):
 def test_two_methods_have_panels_of_their_own(two):
     panels = {axis.get_title(): axis for axis in draw("accuracy_vs_clip", two).axes}
     assert len(panels) == 2 * 2 * len(EPOCHS)
-    highest = {label: lines(panels[f"easy\n2 epochs\n{label}"], "ε = 1").max(0)[1] for label in ("dp_adam", "fiber")}
+    highest = {
+        label: lines(panels[f"easy\n2 epochs\n{label}"], "target ε = 1").max(0)[1] for label in ("dp_adam", "fiber")
+    }
     assert highest == pytest.approx({"dp_adam": 60, "fiber": 40})
 
 
@@ -73,8 +75,8 @@ def lines(axis, label):
 
 def test_accuracy_over_clip_takes_the_best_batch(sweep):
     axis = draw("accuracy_vs_clip", sweep).axes[0]
-    assert lines(axis, "ε = 1") == pytest.approx(np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]]))
-    assert lines(axis, "ε = 8") == pytest.approx(np.array([[0.1, 56.0], [1.0, 51.0], [10.0, 46.0]]))
+    assert lines(axis, "target ε = 1") == pytest.approx(np.array([[0.1, 50.0], [1.0, 55.0], [10.0, 60.0]]))
+    assert lines(axis, "target ε = 8") == pytest.approx(np.array([[0.1, 56.0], [1.0, 51.0], [10.0, 46.0]]))
     circles = sorted(tuple(line.get_xydata()[0].round(6)) for line in axis.lines if line.get_markersize() == 11)
     assert circles == [(0.1, 56.0), (10.0, 60.0)]
 
@@ -82,7 +84,7 @@ def test_accuracy_over_clip_takes_the_best_batch(sweep):
 def test_accuracy_over_batch_shows_where_steps_are_few(sweep):
     figure = draw("accuracy_vs_batch", sweep)
     two, ten = figure.axes[:2]
-    assert lines(two, "ε = 1") == pytest.approx(np.array([[64, 60.0], [256, 57.0], [1024, 54.0]]))
+    assert lines(two, "target ε = 1") == pytest.approx(np.array([[64, 60.0], [256, 57.0], [1024, 54.0]]))
     for axis, epochs in ((two, 2), (ten, 10)):
         assert lines(axis, "T = 20 steps")[0][0] == pytest.approx(epochs * N / 20)
 
@@ -102,7 +104,7 @@ def test_the_best_rate_grows_by_the_power_that_is_written():
     axis = draw("best_rate_vs_batch", rates(power)).axes[0]
     for epsilon in EPSILONS:
         expected = np.array([[size, epsilon * 1e-4 * size**power] for size in SIZES])
-        assert lines(axis, f"ε = {epsilon:g}") == pytest.approx(expected)
+        assert lines(axis, f"target ε = {epsilon:g}") == pytest.approx(expected)
     assert [text.get_text() for text in axis.texts] == [f"power {power:.2f}"] * 2
     reference = lines(axis, "∝ √B")
     assert reference[:, 1] / reference[0, 1] == pytest.approx(np.sqrt(np.array(SIZES) / SIZES[0]))
@@ -111,7 +113,7 @@ def test_the_best_rate_grows_by_the_power_that_is_written():
 def test_cumulative_noise_is_relative_to_the_largest_batch(sweep):
     figure = draw("cumulative_noise", sweep)
     # sigma = sqrt(B) / epsilon and T = E N / B: their cumulative noise is the same for every B.
-    assert [y for _, y in lines(figure.axes[0], "ε = 1")] == pytest.approx([1, 1, 1])
+    assert [y for _, y in lines(figure.axes[0], "target ε = 1")] == pytest.approx([1, 1, 1])
     single = figure.axes[2].lines[0].get_ydata()
     assert single == pytest.approx([4, 2, 1])
 
@@ -144,7 +146,7 @@ def norms(clips):
 @pytest.mark.parametrize("clips", [CLIPS, (np.nan,)], ids=["with C", "without"])
 def test_norms_have_a_band_for_each_epsilon_at_one_clip_and_batch(clips):
     axis = draw("gradient_norms", norms(clips)).axes[0]
-    assert lines(axis, "ε = 8") == pytest.approx(10 * 256 / 8 * np.array([[0, 2], [0, 4]]) + [[1, 0], [2, 0]])
+    assert lines(axis, "target ε = 8") == pytest.approx(10 * 256 / 8 * np.array([[0, 2], [0, 4]]) + [[1, 0], [2, 0]])
     bands = [held for held in axis.collections if held.get_label() != "5 to 95 % of the examples"]
     assert len(bands) == len(EPSILONS)
     assert {"median", "5 to 95 % of the examples", "best bound C*"} <= set(faces(axis.figure))
@@ -157,7 +159,7 @@ def test_norms_of_an_epsilon_that_lacks_the_setting_are_not_those_of_another():
     frame = norms(CLIPS)
     lacking = frame[(frame["epsilon_target"] == 1) | (frame["batch_size"] != 256)]
     labels = {line.get_label() for line in draw("gradient_norms", lacking).axes[0].lines}
-    assert [f"ε = {epsilon:g}" in labels for epsilon in EPSILONS] == [True, False]
+    assert [f"target ε = {epsilon:g}" in labels for epsilon in EPSILONS] == [True, False]
 
 
 HARD, EASY = (3, 7), (0, 5)
@@ -261,20 +263,22 @@ def test_class_weights_are_sorted_and_relative():
     assert [y for _, y in lines(axis, "C = 1")] == pytest.approx([1, 0.5, 0.25])
     assert [y for _, y in lines(axis, "C = 10")] == pytest.approx([1, 1, 1])
     assert {line.get_label() for line in axis.lines} == {"C = 0.1", "C = 1", "C = 10"}
-    assert axis.get_title() == "easy\ndp_adam, ε = 1"
+    assert axis.get_title() == "easy\ndp_adam, target ε = 1"
     assert axis.get_xlabel() == "class, easiest to hardest\n(by its weight at C = 1)"
 
 
 def test_all_epsilon_is_on_the_axis():
     rows = [
         {"workload": "easy", "label": label, "epsilon_target": target, "tuning": tuning, "score": "accuracy"}
-        | {"epsilon_with_tuning": factor * target, "mean": 0.5, "std": 0.01}
+        | {"epsilon_with_tuning": factor * target, "mean": 0.5, "std": 0.01, "seeds": 3}
+        | {"epsilon_single": target, "is_reference": factor > 1}
         for label, tuning, factor in (("free", "grid", 3), ("hyfreedp", "self", 1))
         for target in EPSILONS
     ]
-    axis = draw("accuracy_vs_total_epsilon", pd.DataFrame(rows)).axes[0]
+    axis = draw("accuracy_vs_epsilon", pd.DataFrame(rows)).axes[0]
     drawn = {held.get_label(): held.lines[0] for held in axis.containers}
     assert drawn["free"].get_xdata().tolist() == [3, 24]
-    assert drawn["free"].get_markerfacecolor() == "white"
+    hollow = [list(line.get_xdata()) for line in axis.lines if line.get_markerfacecolor() == "white"]
+    assert [places for places in hollow if places] == [[3, 24]]
     assert drawn["hyfreedp"].get_xdata().tolist() == [1, 8]
     assert drawn["hyfreedp"].get_markerfacecolor() != "white"

@@ -25,18 +25,18 @@ def made(maker):
 
 
 def test_comparison(table):
-    assert list(table["label"]) == ["dp_adam", "hyfreedp", "hyfreedp", "dp_adam", "ceiling"]
-    first = table.iloc[0]
+    assert list(table["label"]) == ["hyfreedp", "dp_adam", "hyfreedp", "dp_adam", "ceiling"], "references last"
+    first = table.iloc[1]
     assert first[["mean", "std", "seeds", "runs"]].tolist() == pytest.approx([0.6, 0.1, 3, 2])
     assert first["epsilon_with_tuning"] > first["epsilon_single"]
-    assert table["is_reference"].tolist() == [True, False, False, True, True]
+    assert table["is_reference"].tolist() == [False, True, False, True, True]
     assert not table["is_best"].any(), "a search that is not paid for is no rival; who has none is not bold"
     ceiling = table.iloc[-1]
     assert ceiling["epsilon_single"] == ceiling["epsilon_with_tuning"] == math.inf
 
 
 def test_formats_hold_the_same_numbers(table):
-    made = tables.as_table(table.assign(is_best=~table["is_reference"]), "made")
+    made = tables.as_table(table.assign(is_highest=~table["is_reference"]), "made")
     markdown, latex, html = made.markdown, made.latex, sheet("made", [made])
     assert "*60.0 ± 10.0*" in markdown
     assert "**70.0 ± 0.0**" in markdown
@@ -48,21 +48,21 @@ def test_formats_hold_the_same_numbers(table):
     assert html.count('class="reference"') == html.count('class="number reference"') == 2
     assert "://" not in html
     for text in (markdown, html):
-        assert "ε with tuning: by its whole search" in text
-        assert "workload = digits_mlp" in text
+        assert "ε with tuning: of the whole search" in text
+        assert "docs/guide/tables.md" in text
+    assert r"made: digits\_mlp, B = 128" in latex
     read = pd.read_csv(io.StringIO(made.csv))
     assert read["mean"].tolist() == pytest.approx(table["mean"].tolist())
 
 
 def test_two_scores_stand_in_columns_of_their_own(table):
-    table = table.assign(is_best=~table["is_reference"])
+    table = table.assign(is_highest=~table["is_reference"])
     other = table.assign(workload="mixture", score="log_likelihood", mean=-table["mean"], note="")
     both = pd.concat([table, other], ignore_index=True)
     shown = tables.as_table(both, "made").styled(MARKDOWN)
     own = shown["workload"] == "mixture"
     assert set(shown.loc[own, "accuracy (%)"]) == set(shown.loc[~own, "log-likelihood (nats)"]) == {""}
-    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["*-0.600 ± 0.100*", "**-0.400 ± 0.000**"]
-    assert "Test accuracy and log-likelihood (nats): mean" in tables.as_table(both, "made").note
+    assert shown.loc[own, "log-likelihood (nats)"].tolist()[:2] == ["**-0.400 ± 0.000**", "*-0.600 ± 0.100*"]
 
 
 def test_a_row_that_spends_its_target_but_for_rounding_is_compared(maker):
@@ -78,7 +78,7 @@ def test_nothing_printed_is_below_what_is_spent(table):
         assert value * (1 - 1e-9) <= float(tables.upper(value)) <= value * 1.011
     assert (tables.upper(0.0), tables.upper(math.inf)) == ("0", "∞")
     for delta, printed in ((1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")):
-        assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").note
+        assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").title
 
 
 def test_the_limit_names_all_numbers_of_seeds():
@@ -112,10 +112,11 @@ def test_what_the_registry_says_of_an_optimizer_is_below_the_table(maker):
         maker.add(label, 0, 0.5, 0.5)
     table = made(maker)
     note = registry.entry("optimizer", "prodigy").note
-    files = tables.as_table(table, "made").files()
-    for kind in ("md", "tex"):
-        assert f"prodigy: {note[:20]}" in files[kind]
-    assert "dp_adam: " not in files["md"]
+    shown = tables.as_table(table, "made")
+    assert f"prodigy: {note[:20]}" in shown.files()["md"]
+    assert f"prodigy: {note[:20]}" in sheet("made", [shown])
+    assert note[:20] not in shown.note + shown.latex
+    assert "dp_adam: " not in shown.markdown
 
 
 def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
@@ -132,7 +133,7 @@ def test_who_spent_more_neither_is_bold_nor_sets_the_best(maker):
     assert table["p"]["adadp"] < 0.05
     shown = tables.as_table(table.reset_index(), "made")
     assert "*95.0 ± 0.0*" in shown.markdown
-    assert "With 4 seeds, a difference below about" in shown.note
+    assert "With 4 seeds, a difference below about" in shown.details
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_marks_are_seen_on_a_terminal_and_elsewhere(is_seen, bold, italic, maker
     printed = capsys.readouterr().out
     assert bold.format("best") in printed
     assert italic.format("by hand") in printed
-    notes = printed.partition("workload = ")[2].splitlines()[:-1]
-    assert len(notes) > 3
+    assert printed.index("for reference:") < printed.index("by hand"), "below the rows that keep to epsilon"
+    notes = printed[printed.index("Test score: mean") :].splitlines()[:-1]
+    assert len(notes) > 1
     assert max(map(len, notes)) <= 108, "but for the codes that a terminal does not show"

@@ -92,7 +92,7 @@ def test_selection_tables_and_frames_go_by_the_score(write_suite, store, likelih
     assert "log-likelihood (nats)" in text
     assert "macro accuracy (%)" in text
     assert f"{table['mean'][0]:.3f} ± " in text
-    assert "Test log-likelihood (nats): mean" in text
+    assert "Test score: mean" in text
     curves = frames.curves(store, selected)
     assert curves["test_log_likelihood"].notna().all()
     assert set(curves["score"]) == {"log_likelihood"}

@@ -8,6 +8,7 @@ import signal
 import pytest
 from stored import in_child
 
+from dpopt import bars
 from dpopt.errors import Held
 from dpopt.privacy.distributed import Left
 from dpopt.runs import stopping, worker
@@ -295,3 +296,16 @@ def test_a_stage_waits_for_what_another_worker_runs(write_suite, store, ends, mo
     monkeypatch.setattr(worker, "_POLL", 0.0)
     assert told(suite, store, cells)[-1].kind == "bye"
     assert plans[-1] == "done"
+
+
+def test_a_note_before_the_first_draw_is_told_with_its_cell(suite, store, cells, monkeypatch):
+    def train(cell, store, lease, **how):
+        bars.listener("computing features 12,000 of 60,000")
+        store.begin(cell.run_id, cell.content())
+        finish(store, cell)
+
+    monkeypatch.setattr(worker, "train", train)
+    begin, note, done, *_ = told(suite, store, cells[:1])
+    assert [news.kind for news in (begin, note, done)] == ["begin", "note", "done"]
+    assert note == News("note", cells[0].run_id, "synthetic_logreg: computing features 12,000 of 60,000", left=1)
+    assert bars.listener is None

@@ -38,7 +38,7 @@ def mixed(tmp_path_factory):
     run_suite(suite, store.root, progress=False)
     lost = store.manifest("mixed")["cells"][-1]["run_id"]
     shutil.rmtree(store.folder(lost))
-    publish(Results(store, "mixed"), folder / "published", folder / "plots")
+    publish(Results(store, "mixed"), folder / "published", folder / "plots", partial=True)
     return folder
 
 
@@ -61,7 +61,13 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
         assert published.place(run_id) == f"{mixed / 'published' / 'mixed' / manifests.RUNS}, {run_id}"
         assert published.run(run_id) == (run if run_id in selected else run._replace(curve=None))
     assert verify(published).findings == []
-    publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots")
+    for name in ("table.md", "table.tex", "ranking_epsilon.md"):
+        text = (mixed / "published" / "mixed" / name).read_text()
+        assert "1 of 3 cells have no result; seeds that need them are left out." in text
+    with pytest.raises(ConfigError, match="1 of 3 cells have no result; partial=true publishes what is there"):
+        publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots")
+    assert not (tmp_path / "again").exists()
+    publish(Results(store, "mixed"), tmp_path / "again", mixed / "plots", partial=True)
     for path in (mixed / "published" / "mixed").iterdir():
         assert (tmp_path / "again" / "mixed" / path.name).read_bytes() == path.read_bytes(), "the same bytes each time"
 
@@ -173,12 +179,12 @@ def test_a_figure_that_a_suite_names_is_drawn_and_compared(mixed, tmp_path):
     )
     to, folder = tmp_path / "published", tmp_path / "published" / "mixed"
     results = Results(Store(mixed / "results"), "mixed")
-    publish(results, to, plots)
+    publish(results, to, plots, partial=True)
     assert Store(to).manifest("mixed")["figures"] == ["bars"]
     assert verify(Store(to), plots=plots).findings == []
     (folder / "bars.svg").unlink()
     assert verify(Store(to), plots=plots).findings == [], "drawn, as the suite names it, and not compared"
-    publish(results, to, plots)
+    publish(results, to, plots, partial=True)
     assert not (folder / "bars.svg").exists(), "published again without what no page links"
     (folder / "other.svg").write_text("<svg/>")
     (plots / "bars.py").write_text('NEEDS = "comparison"\n\n\ndef draw(frame, styles):\n    return None\n')

@@ -6,7 +6,8 @@ import re
 import pytest
 from small_suites import train_cell
 
-from dpopt.cli import main
+from dpopt.cli import console, main
+from dpopt.markup import duration
 from dpopt.runs import probe
 from dpopt.runs.prepare import prepare
 from dpopt.suites import estimate
@@ -87,18 +88,20 @@ def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_
 
 
 def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(console.OUT, "_width", 140)  # a parallel worker's console has a size that COLUMNS cannot change
     arguments = ["suite=quickstart", "workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0"]
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
     assert main(["plan", *arguments, "timed_draws=4"]) == 0
     probed = capsys.readouterr().out
-    assert probed.splitlines()[0] == "synthetic_logreg: d = 8, 24 FLOPs a gradient"
-    header, row = (line.split() for line in probed.splitlines()[1:3])
-    shown = "optimizer tuning cells done failed to run draws gradients FLOPs ms/draw MB hours"
-    assert header == shown.split()
+    table, _, rest = probed.partition("adadp")
+    assert table.splitlines()[0] == "**synthetic logistic regression: d = 8, 24 FLOPs a gradient**"
+    heads = "optimizer tuning cells done failed to run draws gradients FLOPs ms/draw MB hours"
+    assert sorted(" ".join(table.splitlines()[1:]).split()) == sorted(heads.split())
+    row = ["adadp", *rest.splitlines()[0].split()]
     assert row[:7] == ["adadp", "self", "1", "0", "0", "1", "31"]
     assert float(row[7]) == pytest.approx(31 * 256, rel=0.05)
-    clock = r"about \S+ (seconds|minutes) with workers = \d+( \(\S+ (seconds|minutes) if it were one\))?$"
+    time = r"\S+ (seconds|minutes)"
+    clock = rf"about {time} with workers = \d+( \({time} if it were one\))?, {time} of it to start$"
     assert re.search(clock, probed.strip())
     assert not (tmp_path / "results").exists()
     for words in (["plan", *arguments, "timed_draws=none"], ["run", *arguments, "timed_draws=3"]):
@@ -133,3 +136,14 @@ def test_cheap_cells_come_first(planned):
     assert {cell.run_id for cell in ordered} == gradients.keys()
     cheap = [entry.cell for entry in planned if gradients[entry.cell.run_id] * entry.cell.batch_size == spent[0]]
     assert ordered[: len(cheap)] == cheap, "the plan's order where they cost the same"
+
+
+def test_the_start_counts_and_is_named_where_it_is_much(planned, store):
+    rows = estimate.rows(planned, store)
+    for row in rows:
+        row.timing = estimate.Timing(draw=1e-3)
+    seconds = sum(row.seconds for row in rows)
+    assert estimate.summary(rows, 1, 3 * seconds).endswith(
+        f"about {duration(4 * seconds)} with workers = 1, {duration(3 * seconds)} of it to start"
+    )
+    assert estimate.summary(rows, 1, 0.1 * seconds).endswith(f"about {duration(1.1 * seconds)} with workers = 1")

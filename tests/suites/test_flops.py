@@ -92,7 +92,7 @@ def test_a_rows_flops_are_those_of_its_draws_and_its_curve(rows):
         timing = row.by_flops(1e6)
         assert timing.draw == pytest.approx(points * (size * 2 * forward / 1e6 + estimate.CALL))
         each = row.operations / 1e6 / len(row.waiting)
-        assert timing.seconds(draws) == pytest.approx(each + draws * points * estimate.CALL)
+        assert timing.seconds(draws) == pytest.approx(each + draws * points * estimate.CALL + estimate.PREPARE)
 
 
 def test_times_come_before_estimates(rows, store, monkeypatch):

@@ -8,6 +8,7 @@ from dpopt.cells import Cell
 from dpopt.errors import ConfigError, Missing
 from dpopt.suites.plan import draws, manifest, missing, plan, require
 from dpopt.suites.suite import load_suite
+from dpopt.workloads import data
 from dpopt.workloads.vision import ImageClassification
 
 
@@ -20,11 +21,23 @@ def test_quickstart_is_the_matrix_it_says():
         "dp_adam": searched,
         "fiber": searched,
         "hyfreedp": single,
-        "hyfreedp_warm": single,
+        "hyfreedp_noise_aware": single,
         "adadp": single,
+        "adadp_equilibrium_average": single,
         "adam_nonprivate": 3 * 5,
     }
     assert len({entry.cell.run_id for entry in planned}) == len(planned)
+    assert {entry.tuning for entry in planned} == {"self", "grid"}, "no value was set by hand"
+    private = [entry for entry in planned if entry.label != "adam_nonprivate"]
+    assert all(entry.cell.selection for entry in private if entry.tuning == "grid"), "searches are paid for"
+
+
+def test_the_four_methods_meet_on_data_that_need_no_local_file():
+    planned = plan(load_suite("four_methods"))
+    assert {entry.label for entry in planned} >= {"hyfreedp", "fiber", "adadp", "dp_adam"}
+    workloads = {entry.cell.workload["name"] for entry in planned}
+    assert workloads == {"digits_mlp", "breast_cancer", "fashion_mnist_cnn"}
+    assert data.entry("fashion_mnist").hub
 
 
 @pytest.fixture

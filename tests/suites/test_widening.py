@@ -378,7 +378,7 @@ def test_tables_charge_what_might_have_been_made(trained):
     verified = verify(store, suite.name)
     assert (verified.checked["runs"], verified.findings) == (len(planned), [])
     notes = tables.comparison(store, selected).set_index("label")["note"]
-    assert "Up to 3 further runs" in notes["wide"]
+    assert "counts 3 further runs" in notes["wide"]
     assert "further runs" not in notes["narrow"]
 
 

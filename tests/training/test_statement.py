@@ -1,12 +1,13 @@
 import dataclasses
 import math
+import re
 from decimal import Decimal
 
 import dp_accounting
 import pytest
 import short
 from dp_accounting import rdp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpopt.privacy.accountants import ACCOUNTANTS
@@ -71,14 +72,17 @@ def test_the_text_in_full():
 
 
 EXPECTED = """\
-Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-05. Training \
-was to spend at most epsilon = 3.0.
+In words: whether any one record was among the training data changes the probability of anything that the \
+model may show by a factor of at most 3.02 (e to the power of epsilon), but for a probability of at most \
+1e-5 (delta, 0.0500 of 1/5000).
+Guarantee: record-level (epsilon, delta)-differential privacy, epsilon = 1.104 at delta = 1e-5. Training \
+was to spend at most epsilon = 3.
 Neighbouring data sets: add or remove one record.
 Setting: central. Whoever trained held the training records; the guarantee is towards all who see what is \
 published.
 What may be published: the final model, all models on the way to it and all noised releases, together. What \
 is computed from these alone costs nothing more.
-Accesses to the data that are covered: the draws of this one run.
+Accesses to the data that are covered: the draws of this run.
 Accounting: rdp, Rényi differential privacy (dp-accounting; Mironov et al. 2019), from the ledger that the \
 run left.
 Choices: Whoever made this statement says that there was no other run on these data, and no choice by \
@@ -86,7 +90,7 @@ looking at them.
 Not covered:
 - Several records at once, such as all those of one person: only the presence of a single record is hidden as \
 stated.
-- The number of records: it is taken as public.
+- The number of records, and the names of columns and classes: they are taken as public.
 - What was done before: cleaning, normalising, a vocabulary, pretrained weights.
 - The trial before training, which looks at a few records without noise: that there was an error, a warning \
 or the status no_signal.
@@ -98,15 +102,40 @@ rounded.
 Mechanism: hyfreedp; 250 draws from 5000 records by Poisson sampling at rate 0.02: an expected batch of 100 \
 and 5 epochs. Each release is a sum of what was bounded for each record, with Gaussian noise; noise \
 multiplier: 1.5 (gradient), 9 (losses).
+Data: not named, 5000 records. Trained: not dated.
+Seed: a secret from the operating system, which was deleted when training ended.
 Status: done.
 Versions: dpopt 0.1.0, torch 2.6.0."""
+
+
+def test_the_first_sentence_can_be_quoted_alone():
+    def first(tuned, **changes):
+        return str(Statement.of({**RECORD, **changes}, LEDGER, tuned)).splitlines()[0]
+
+    assert first([]).startswith("In words: whether any one record")
+    assert first([]).endswith("of 1/5000).")
+    assert first([], seed_is_secret=False).endswith("), for everyone who does not know the seed.")
+    assert first(None).endswith("; choices that looked at these data, of which nothing is known, are not counted.")
+    assert first(["The rate was chosen."]).endswith("; choices that looked at these data, see below, are not counted.")
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-6, 3e-7, 0.001])
+def test_a_delta_is_shown_as_it_was_written(delta):
+    text = str(Statement.of({**RECORD, "delta": delta}, LEDGER))
+    shown = re.search(r"at delta = (\S+)\. Training", text)[1]
+    assert Decimal(shown) == Decimal(repr(delta))
+
+
+def test_no_score_is_in_it():
+    text = str(Statement.of({**RECORD, "tested": True, "test_unscored": 17}, LEDGER))
+    assert "17" not in text
 
 
 def test_what_is_said_follows_the_run():
     plain = str(Statement.of(RECORD, LEDGER))
     assert "Nothing is known of other runs on these data" in plain
     assert "Scores on test data" not in plain
-    assert "the seed" not in plain
+    assert "knows the seed" not in plain
     assert "An optimizer that means harm" in plain
     tuned = ["The learning rate was chosen among five.", "So was the batch size."]
     other = {**RECORD, "seed_is_secret": False, "isolated": True, "test_loss": 0.3}
@@ -128,9 +157,27 @@ def test_a_release_without_noise_leaves_no_guarantee(ledger):
 
 
 @given(st.floats(1e-9, 1e6))
+@example(7.39)
 def test_epsilon_is_rounded_up(epsilon):
     shown = statement._up(epsilon)
     assert Decimal(epsilon) <= Decimal(shown) <= Decimal(epsilon) * Decimal("1.001")
+
+
+@given(st.floats(1e-3, 1e5))
+def test_the_factor_in_words_is_e_to_epsilon_rounded_up(epsilon):
+    text = str(dataclasses.replace(Statement.of(RECORD, LEDGER), epsilon=epsilon))
+    shown = float(Decimal(re.search(r"a factor of at most (\S+) \(e", text)[1]).ln())
+    assert epsilon * (1 - 1e-12) <= shown <= epsilon + 0.011
+
+
+def test_what_a_record_adds():
+    more = {"clip": 1.0, "defaults": ["delta", "epochs"], "data": "patients", "date": "2026-01-02", "doubt": "it fell"}
+    text = str(Statement.of({**RECORD, **more, "weights_sha256": "ab" * 32}, LEDGER))
+    assert "what was bounded for each record (a gradient: by an L2 norm of C = 1), with Gaussian noise" in text
+    assert "Defaults, which nobody chose for these data: delta, epochs." in text
+    assert "Data: patients, 5000 records. Trained: 2026-01-02." in text
+    assert f"The statement holds for the weights with SHA-256 {'ab' * 32} (model.safetensors)." in text
+    assert "Status: done, it fell." in text
 
 
 def test_a_dict_holds_all():

@@ -1,9 +1,11 @@
 import math
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score, roc_auc_score
 
+from dpopt.workloads import metrics
 from dpopt.workloads.metrics import area_under_curve, classification_report
 
 
@@ -52,3 +54,16 @@ def test_a_record_whose_outputs_are_not_all_finite_counts_as_wrong(bad, column):
     pairs = [(i, j) for i in range(1, 40, 2) for j in range(0, 40, 2)]
     won = sum(bool(rest[i] & rest[j] & (score[i] > score[j])) for i, j in pairs)
     assert area_under_curve(outputs, targets) == pytest.approx(won / len(pairs))
+
+
+def test_a_metric_of_another_package_is_a_score_of_each_classifier(monkeypatch):
+    point = EntryPoint("largest", "torch:amax", "dpopt.metrics")
+    monkeypatch.setattr(metrics, "entry_points", lambda group: [point] if group == "dpopt.metrics" else [])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda outputs, targets: float(outputs.max()) + len(targets))
+    metrics._of_packages.cache_clear()
+    try:
+        report = classification_report(torch.tensor([[0.0, 5.0], [1.0, 0.0]]), torch.tensor([1, 0]), 2)
+    finally:
+        monkeypatch.undo()
+        metrics._of_packages.cache_clear()
+    assert (report["largest"], report["macro_accuracy"]) == (7.0, 1.0)

@@ -11,7 +11,7 @@ import torch
 import dpopt
 from dpopt import registry
 from dpopt.errors import ConfigError
-from dpopt.workloads import language
+from dpopt.workloads import data, language
 from dpopt.workloads.text import TextClassification
 
 GOOD = ["a fine film", "warm, funny and wise", "an absorbing tale", "great fun", "moving and true", "a joy"]
@@ -40,6 +40,15 @@ def test_bytes_as_tokens():
     assert x[0].tolist() == language.tokens_of_bytes([GOOD[3]], 12)[0].tolist()
     ids = language.tokens_of_bytes(["ab", "", "é-and so on"], 6)
     assert ids.tolist() == [[1, 100, 101, 2, 0, 0], [1, 2, 0, 0, 0, 0], [1, 198, 172, 48, 100, 2]]
+
+
+@pytest.mark.parametrize("subset", ["head", "full"])
+def test_new_texts_are_read_as_those_of_training(subset):
+    workload = tiny(subset=subset)
+    for given in (GOOD[3:] + BAD[:3], {data.entry("sst2").inputs: GOOD[3:] + BAD[:3], "more": range(6)}):
+        torch.testing.assert_close(workload.read(given), workload.load()[1].x, rtol=1e-4, atol=1e-5)
+    shapes = {name: value.shape for name, value in workload.unfilled().state_dict().items()}
+    assert shapes == {name: value.shape for name, value in workload.model().state_dict().items()}
 
 
 @pytest.mark.parametrize("encoder", SIZES)

@@ -5,10 +5,10 @@ import torch
 
 from dpopt import registry
 from dpopt.errors import ConfigError
-from dpopt.workloads import synthetic
+from dpopt.workloads import digits, synthetic
 
 
-@pytest.mark.parametrize("name", ["digits_mlp", "synthetic_logreg", "synthetic_table"])
+@pytest.mark.parametrize("name", ["breast_cancer", "digits_mlp", "synthetic_logreg", "synthetic_table"])
 def test_splits_are_disjoint_complete_and_reproducible(name):
     workload = registry.create_workload(name)
     splits, again, other = workload.splits(0), workload.splits(0), workload.splits(1)
@@ -37,6 +37,17 @@ def test_digits_are_all_there_with_pixels_up_to_one():
     splits = registry.create_workload("digits_mlp").splits(0)
     assert [len(part.x) for part in splits] == [1257, 180, 360]
     assert 0 <= float(splits.train.x.min()) <= float(splits.train.x.max()) == 1
+
+
+def test_the_published_ranges_of_a_table_hold_its_records():
+    """To the three digits that they are stated with: no column is clipped by more, and none is far from its ends."""
+    bunch, (low, high) = sklearn.datasets.load_breast_cancer(), digits._RANGES
+    width = high - low
+    assert (abs(bunch.data.min(axis=0) - low) < 0.03 * width).all()
+    assert (abs(bunch.data.max(axis=0) - high) < 0.03 * width).all()
+    pool, test = registry.create_workload("breast_cancer").load()
+    malignant = int((pool.y == 0).sum() + (test.y == 0).sum())
+    assert (len(pool.y) + len(test.y), malignant) == (569, 212)
 
 
 def test_a_synthetic_table_is_unbalanced_and_has_columns_that_say_nothing_new():

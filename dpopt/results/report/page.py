@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import inspect
 import math
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from dpopt.errors import ConfigError
-from dpopt.results import figures, papers, tables
-from dpopt.results.choosing import Row
+from dpopt.results import figures
 from dpopt.results.figures import Plot
 from dpopt.results.frames import Stored
 from dpopt.results.report.sheet import grid, inline, sheet, text
@@ -27,52 +25,8 @@ from dpopt.store.runs import RESULTS, SETTLED, Store
 
 _STATES = (*SETTLED, "running", "interrupted", "pending")
 _AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
+_FIRST = "accuracy_vs_epsilon"
 _ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
-
-
-_HEADLINE_NOTE = (
-    "Best private method: the highest mean test score of a workload and target ε, among the rows whose whole search "
-    "keeps to the target. The search includes B, C and epochs: of several settings of a method, the one that validates "
-    "best counts. For reference: the best of the other private rows, whose search spends more than the target, or "
-    "which have a value that was set by hand and is not charged. Whether a difference is more than chance is not "
-    "tested here."
-)
-
-
-def _headline(table: pd.DataFrame) -> pd.DataFrame:
-    """The best private rows for each workload and target epsilon, as people read them; empty where there are none."""
-    varied = [key for key in _AXES if table[key].nunique() > 1]
-
-    def named(row: Row) -> str:
-        place = [f"{_AXES[key]} = {row[key]:g}" for key in varied if not math.isnan(row[key])]
-        return f"{row['label']} ({', '.join(place)})" if place else row["label"]
-
-    def best(rows: pd.DataFrame) -> Row | None:
-        finite = rows[rows["mean"].notna()]
-        return None if finite.empty else finite.loc[finite["mean"].idxmax()].to_dict()
-
-    def scored(row: Row) -> str:
-        return shown(row["score"]).text(row["mean"], row["std"])
-
-    rows = []
-    for (workload, target), block in table[table["epsilon_target"] < math.inf].groupby(["workload", "epsilon_target"]):
-        if block["mean"].isna().all():
-            continue
-        first, reference = best(block[~block["is_reference"]]), best(block[block["is_reference"]])
-        ceiling = best(table[(table["workload"] == workload) & (table["epsilon_target"] == math.inf)])
-        priced = f"{scored(reference)}, ε with tuning {tables.charged(reference)}" if reference else ""
-        rows.append(
-            {
-                "workload": workload,
-                "target ε": f"{target:g}",
-                "best private method": named(first) if first else "",
-                f"test {shown(block['score'].iloc[0]).label}": scored(first) if first else "",
-                "ε with tuning": tables.upper(first["epsilon_with_tuning"]) if first else "",
-                "for reference": f"{named(reference)}: {priced}" if reference else "",
-                "without privacy": f"{named(ceiling)}: {scored(ceiling)}" if ceiling else "",
-            }
-        )
-    return pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all").fillna("")
 
 
 def _failures(store: Store, failed: pd.DataFrame) -> list[dict[str, Any]]:
@@ -113,35 +67,29 @@ def _provenance(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["what", "value", "cells"])
 
 
-def tables_of(
-    chosen: pd.DataFrame, comparison: pd.DataFrame, manifest: Mapping[str, Any], of_suite: str
-) -> list[Table]:
-    """The headline and the table of every finished row, with the numbers of a paper that the suite names.
-
-    `chosen` and `comparison` are of one setting for each method and of all; `of_suite` chooses the suite in a command.
-    """
-    if comparison.empty:
-        return []
-    # Of one setting for each method: choosing one is charged there.
-    best, scores = _headline(chosen), tables.further_scores(comparison)
-    options, remarks = [f"scores=[{','.join(scores)}]"] if scores else [], list[str]()
-    if manifest.get("published"):
-        try:
-            comparison, remarks = papers.beside(comparison, manifest, scores)
-            options.append("compare=published")
-        except ConfigError as error:
-            remarks = [f"Published numbers are left out: {error}."]
-    command = " ".join(["dpopt table", of_suite, *map(shlex.quote, options)])
-    all_rows = replace(tables.as_table(comparison, "Every finished row", scores, remarks), command=command)
-    return [Table(best, "Best private methods", _HEADLINE_NOTE), all_rows] if len(best) else [all_rows]
+def _sentence(rows: pd.DataFrame) -> str:
+    """The rows of a workload in a sentence: the highest mean at each target epsilon, and what is not shown worse."""
+    workload, score, clauses = rows["workload"].iloc[0], shown(rows["score"].iloc[0]), []
+    for target, block in rows[~rows["is_reference"] & rows["mean"].notna()].groupby("epsilon_target"):
+        is_tested = block["is_highest"].any()  # which takes another row, and seeds
+        first = block[block["is_highest"] if is_tested else block["mean"] == block["mean"].max()]
+        named = " and ".join(first["label"])
+        others = block["is_best"].sum() - len(first)
+        more = f"; {others} more not shown to be worse" if others > 0 else "" if is_tested else "; not tested"
+        numbers = ", ".join(score.text(*pair) for pair in zip(first["mean"], first["std"], strict=True))
+        clauses.append(f"{named} at ε = {target:g} ({numbers}{more})")
+    if not clauses:
+        return f"{workload}: no row keeps to its ε."
+    return f"{workload}: the highest mean test {score.label} is that of {', '.join(clauses)}."
 
 
 def page(
     store: Store,
     suite: str,
     stored: Stored,
+    chosen: pd.DataFrame,
     tables: Sequence[Table],
-    draw: Callable[[Plot], Any],
+    draw: Callable[..., Any],
     plots: Path,
     of_suite: str,
 ) -> str:
@@ -149,20 +97,28 @@ def page(
 
     Args:
         store, suite, stored: the suite's cells, and where they lie.
+        chosen: `Results.comparison` with the names that are read; for each workload of it the page begins with a
+            sentence and a figure.
         tables: to show, with the commands that make them again.
-        draw: gives a figure of the suite; None where it has nothing to show.
+        draw: gives a figure of the suite, or of one `workload` of it; None where it has nothing to show.
         plots: folder of the figures' files.
-        of_suite: see `tables_of`.
+        of_suite: chooses the suite in a command.
     """
-    cells, chosen = stored.cells, [plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
+    cells, every = stored.cells, {plot.name: plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES}
+    lead, first = every.pop(_FIRST, None), list[dict[str, Any]]()
+    private = chosen if chosen.empty else chosen[chosen["epsilon_target"] < math.inf]
+    for workload, rows in [] if private.empty else private.groupby("workload", sort=False):
+        figure = _drawing(lead, partial(draw, workload=workload), f"first-{len(first)}") if lead else {}
+        first.append({"svg": "", **figure, "sentence": _sentence(rows)})
     counts = cells.drop_duplicates("run_id")["state"].value_counts()
     listed = [f"{counts[state]} {state}" for state in _STATES if state in counts]
     failed = cells[cells["state"] == "failed"].drop_duplicates("run_id")
     return sheet(
         suite,
         tables,
-        [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(chosen, 1)],
+        [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(every.values(), 1)],
         store.manifest(suite).get("description", ""),
+        first=first,
         suite=suite,
         title=f"{suite}: dpopt report",
         arguments=of_suite,

@@ -46,7 +46,8 @@ def sheet(
         lstrip_blocks=True,
     )
     templates.filters["breakable"] = _breakable
-    parts = {"suite": "", "states": "", "title": heading, "heading": heading, "description": description} | more
+    parts = {"title": heading, "heading": heading, "description": description, "suite": "", "states": "", "first": ()}
+    parts |= more
     parts |= {"tables": [grid(table) for table in tables], "figures": figures}
     template = templates.get_template("page.html")
     return template.render(**parts, style=Markup(style), script=Markup(script), digest=digest)
@@ -65,7 +66,8 @@ def grid(table: Table) -> dict[str, Any]:
         filled = [row[at]["number"] != "" for row in rows if row[at]["text"]]
         # Half of them are enough: a column of numbers also has words, such as "not charged".
         columns.append({"name": name, "is_numeric": any(filled) and sum(filled) >= len(filled) / 2})
-    return {"title": table.title, "columns": columns, "rows": rows, "note": table.note, "command": table.command}
+    texts = {key: getattr(table, key) for key in ("title", "first", "note", "details", "command")}
+    return texts | {"columns": columns, "rows": rows}
 
 
 def text(value: Any) -> str:

@@ -8,6 +8,7 @@ folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
 from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
-from dpopt.workloads.data.source import Source, absent, identity, open_source, read_column
+from dpopt.workloads.data.source import Source, absent, files_of, identity, open_source, read_column
 
 __all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
 
@@ -69,7 +70,41 @@ def table(name: str, split: str) -> Split:
     def encoded(source: Source) -> tuple[NDArray[Any], str]:
         return records.encode(dataset, source), records.of_columns(dataset, source)
 
-    return _kept({"kind": "tables", "columns": columns, "revision": records.REVISION}, dataset, split, encoded)
+    return _kept({"kind": "tables", "columns": columns, "revision": records.TABLES}, dataset, split, encoded)
+
+
+def owners(name: str, split: str) -> list[Any]:
+    """The owner of each row of a table whose entry names a `unit`; ConfigError where a row has none."""
+    return read_column(open_source(entry(name), split), entry(name).unit)
+
+
+def incoming(name: str, new: Any, size: int = 0) -> Any:
+    """New records as `table`, `texts` or, in `size`, `images` gives them: a data frame, a CSV file, or `files_of`.
+
+    Raises:
+        ConfigError: they are none of these, or lack a column.
+    """
+    import pandas as pd
+
+    dataset = entry(name)
+    if dataset.kind == "image":
+        stored: list[Any] = [{"bytes": None, "path": str(path)} for path in files_of(new)]
+        source = Source("x", (dataset.inputs,), len(stored), lambda column: iter([stored]))
+        return torch.from_numpy(records.decode(replace(dataset, size=None), source, size)[0])
+    if dataset.kind == "text" and isinstance(new, list | tuple):
+        new = {dataset.inputs: new}
+    try:
+        frame = pd.read_csv(new) if isinstance(new, str | Path) else pd.DataFrame(new)
+    except Exception as error:  # the library raises many kinds, none of them for a user to read
+        raise ConfigError("x", str(new), f"expected a data frame or a CSV file: {error}") from error
+    wanted = tuple(dataset.columns or (dataset.inputs,))
+    if lacking := [column for column in wanted if column not in frame]:
+        raise ConfigError("x", [str(column) for column in frame], f"there is no column {', '.join(lacking)}")
+    columns = {each: [None if pd.isna(value) else value for value in frame[each].tolist()] for each in wanted}
+    source = Source("x", wanted, len(frame), lambda column: iter([columns[column]]))
+    if dataset.kind == "table":
+        return torch.from_numpy(records.encode(dataset, source))
+    return _strings(source, dataset.inputs)
 
 
 def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -29,6 +30,8 @@ UNSTATED = "???"
 HOW_TO_STATE = "`range: [0, 100]` for numbers, `values: [a, b]` for categories; dpopt makes no private estimate of them"
 _DECIDES = ("kind", "inputs", "targets", "splits", "classes", "size", "mean", "std", "columns")
 """Fields of an entry that decide the numbers that a model is given."""
+REMEMBERED: dict[str, Entry] = {}
+"""NAME@VERSION -> entries that are in no file: of saved models, and of records that are read for one command."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Entry:
         licence: as the authors or the hub's card say.
         reference: whom to cite.
         inputs: the column of the inputs; empty for a table.
+        unit: of a table, the column that says whose row it is, which is no input; empty where there is none.
         columns: of a table, the input columns by name.
         hub, config, revision: arguments of `datasets.load_dataset`; no `hub` where only a local folder can give it.
         classes: number of classes; 0 for pairs.
@@ -110,6 +114,7 @@ class Entry:
     licence: str
     reference: str
     inputs: str = ""
+    unit: str = ""
     columns: dict[str, Column] = field(default_factory=dict)
     hub: str | None = None
     config: str | None = None
@@ -148,9 +153,13 @@ class Entry:
     @property
     def width(self) -> int:
         """Inputs of a model that a row of a table becomes; `ConfigError` where some range or values are not stated."""
-        if unstated := [name for name, column in self.columns.items() if not column.is_stated]:
-            allowed = f"state in {self.origin} what is known of each without looking at the records: {HOW_TO_STATE}"
-            raise ConfigError(f"{self.name}.columns", unstated, allowed)
+        if unstated := {name: column for name, column in self.columns.items() if not column.is_stated}:
+            keys = [f"ranges.{n}=[0,100]" if each.range else f"values.{n}=[a,b]" for n, each in unstated.items()]
+            whose = "" if self.unit else "unit=NAME says whose row it is, "
+            others = f"{whose}drop='[NAME]' leaves a column out, public=true says that what the file shows is public"
+            how = f"in {self.origin}, {HOW_TO_STATE}" if self.origin else f"{shlex.join(keys)}; {others}"
+            allowed = f"say what is public of each, whatever the records are, {how}"
+            raise ConfigError(f"{self.name}.columns", list(unstated), allowed)
         return sum(len(column.values) + 1 if column.values else 2 for column in self.columns.values())
 
     @property
@@ -160,11 +169,21 @@ class Entry:
         decides = {key: value for key, value in asdict(self).items() if key in _DECIDES}
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
 
+    def content(self) -> dict[str, Any]:
+        """The entry as its file holds it, as plain data."""
+        return {key: value for key, value in _plain(asdict(self)).items() if key not in ("name", "folder", "origin")}
+
     def part(self, split: str) -> SplitEntry:
         """The split that dpopt calls `split`; `ConfigError` where there is none."""
         if split not in self.splits:
             raise unknown(f"{self.name}.split", split, self.splits)
         return self.splits[split]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def names() -> tuple[str, ...]:
@@ -175,12 +194,27 @@ def names() -> tuple[str, ...]:
 def entry(name: str) -> Entry:
     """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it, unless that has changed."""
     plain, _, version = str(name).partition("@")
+    if name in REMEMBERED:
+        return REMEMBERED[name]
     if plain not in entries():
         raise unknown("data", name, entries())
     dataset = entries()[plain]
     if version and version != dataset.version:
         raise ConfigError("data", name, f"{dataset.origin or 'its entry'} is another by now: {plain}@{dataset.version}")
     return dataset
+
+
+def of_content(name: str, content: Mapping[str, Any]) -> Entry:
+    """The entry of a saved model, which does not say how many records there were."""
+    splits = {split: {"source": split, "records": fields.LARGEST} for split in ("train", "test")}
+    return _parse(name, {**content, "splits": splits})
+
+
+def remember(dataset: Entry) -> str:
+    """NAME@VERSION, under which `entry` gives this data set from now on."""
+    name = f"{dataset.name}@{dataset.version}"
+    REMEMBERED[name] = dataset
+    return name
 
 
 def pinned(name: str, kind: Kind) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +23,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
@@ -30,11 +33,10 @@ from dpopt.workloads.data_keys import DataKeys
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["HOW_TO_STATE", "add", "differences"]
+__all__ = ["HOW_TO_STATE", "add", "check_free", "imported", "keep"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
-_FROM_THE_RECORDS = ("kind", "inputs", "targets", "splits", "classes", "size")
-"""Fields of an entry that the records and the keys of `new data` alone decide."""
+_PUBLIC = "# Public with this file: the SHA-256 of the records tell whether a guess at all of them is right.\n"
 _TEXTS = ("string", "large_string")
 _MOST_VALUES = 1000
 """Classes, or categories of a column; more of them are something else."""
@@ -43,43 +45,65 @@ Splits = dict[str, "Dataset"]
 
 
 def add(name: str, keys: DataKeys) -> Entry:
-    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split."""
-    folder = FOLDER / name
-    for path in (folder, folder.with_suffix(".yaml")):
+    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split, for the owner alone to read.
+
+    ConfigError leaves everything as it was.
+    """
+    check_free(name)
+    with imported(name, keys) as entry:
+        return keep(entry)
+
+
+@contextmanager
+def imported(name: str, keys: DataKeys) -> Iterator[Entry]:
+    """The entry of the records at `keys.from_`, NAME@VERSION, whose copies are in a folder for their owner alone.
+
+    At the end the folder is gone, and so is the cache of what is computed meanwhile, which is in it.
+    """
+    before = os.environ.get("DPOPT_CACHE")
+    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch:  # of mode 0700
+        with quiet():
+            entry = _import(name, keys, scratch)
+        os.environ["DPOPT_CACHE"] = str(Path(scratch, "cache").resolve())
+        version = catalogue.remember(entry)
+        try:
+            yield entry
+        finally:
+            del catalogue.REMEMBERED[version]
+            os.environ.pop("DPOPT_CACHE") if before is None else os.environ.update(DPOPT_CACHE=before)
+
+
+def check_free(name: str) -> None:
+    """Raise `ConfigError` where a data set NAME, or a file in its place, is there."""
+    for path in (FOLDER / name, FOLDER / f"{name}.yaml"):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
     if name in catalogue.names():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
-    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        entry = _import(name, keys, scratch)
-        FOLDER.mkdir(exist_ok=True)
-        shutil.move(Path(scratch) / name, folder)
-    with folder.with_suffix(".yaml").open("x", encoding="utf-8") as file:
-        file.write(_text(entry))
-    return catalogue.entry(name)
 
 
-def differences(name: str, keys: DataKeys) -> list[str]:
-    """Fields of `data/NAME.yaml` that differ from a fresh import of the same files; arguments and errors as of `add`.
-
-    Columns of which `keys` state nothing may say anything.
-    """
-    stored = catalogue.entry(name)
-    with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch, quiet():
-        fresh = _import(name, keys, scratch)
-    differing = [each for each in _FROM_THE_RECORDS if getattr(fresh, each) != getattr(stored, each)]
-    stated = [column for column, content in fresh.columns.items() if content.is_stated]
-    return differing + [column for column in stated if fresh.columns[column] != stored.columns.get(column)]
+def keep(entry: Entry) -> Entry:
+    """Move the files of an entry that was `imported` to `data/NAME/`, and write `data/NAME.yaml`."""
+    assert entry.folder
+    FOLDER.mkdir(exist_ok=True)
+    # Written before the folder is moved, so that nothing but the two names can fail.
+    file = entry.folder.with_suffix(".yaml")
+    file.write_text(_text(entry), encoding="utf-8")
+    shutil.move(entry.folder, FOLDER / entry.name)
+    shutil.move(file, FOLDER / file.name)
+    return catalogue.entry(entry.name)
 
 
 def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
+    from pyarrow import parquet
+
     target = keys.target or "label"
     options = replace(keys, target=target)
-    classes, splits = _labelled(_read(keys.from_, scratch), target, keys.values.get(target))
-    splits, note = _with_test(splits, options.test)
+    classes, splits = _labelled(_without(_read(keys.from_, scratch), keys), target, keys.values.get(target))
+    splits, note = _with_test(splits, options)
     kind, chosen = _input(splits["train"].features, options)
     folder = Path(scratch) / name
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     content: dict[str, Any] = {"inputs": chosen}
     if kind == "image":
         content |= _write_images(splits, chosen, options, folder)
@@ -87,13 +111,18 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
         note = "; ".join(filter(None, (unseen, note)))
     else:
         if kind == "table":
-            content["columns"] = _columns(splits, options)
-        for split, rows in splits.items():
-            kept = rows.select_columns([chosen, target]) if chosen else rows
-            kept.to_parquet(_file(folder, split))
+            # In one piece: of rows that were selected, each is one of its own, for which all else takes minutes.
+            arrow: dict[str, Any] = {split: rows.with_format("arrow")[:] for split, rows in splits.items()}
+            tables = {split: rows.combine_chunks() for split, rows in arrow.items()}
+            content["columns"] = _columns(splits["train"].features, tables.values(), options)
+            for split, rows in tables.items():
+                parquet.write_table(rows, _file(folder, split))
+        for split, rows in splits.items() if chosen else ():
+            rows.select_columns([chosen, target]).to_parquet(_file(folder, split))
     entry = Entry(
         name=name,
         kind=kind,
+        unit=options.unit or "",
         targets=target,
         classes=len(classes),
         class_names=classes,
@@ -104,6 +133,8 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
         folder=folder,
         **content,
     )
+    for file in folder.iterdir():
+        file.chmod(0o600)
     # Checksums are of the files as they are read back, so that they hold for whoever reads them later.
     parts = {}
     for split in splits:
@@ -148,6 +179,14 @@ def _read(place: Path | None, scratch: str) -> Splits:
     return splits
 
 
+def _without(splits: Splits, keys: DataKeys) -> Splits:
+    dropped, names = list(keys.drop or ()), splits["train"].column_names
+    for key, name in [*(("drop", name) for name in dropped), *(("unit", name) for name in [keys.unit] if name)]:
+        if name not in names:
+            raise unknown(key, name, names)
+    return {split: rows.remove_columns(dropped) for split, rows in splits.items()}
+
+
 def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tuple[tuple[str, ...], Splits]:
     import datasets
 
@@ -180,25 +219,31 @@ def _labelled(splits: Splits, target: str, stated: tuple[str, ...] | None) -> tu
     return classes, numbered
 
 
-def _with_test(splits: Splits, share: float | None) -> tuple[Splits, str]:
+def _with_test(splits: Splits, options: DataKeys) -> tuple[Splits, str]:
+    share, train = options.test or 0.2, splits["train"]
     if "test" in splits:
-        if share is not None:
+        if options.test is not None:
             raise ConfigError("test", share, "there is a test split already")
+        owners = [set(rows[options.unit][:]) for rows in splits.values()] if options.unit else []
+        if shared := sum(map(len, owners)) - len(set().union(*owners)):
+            how = "they have rows in more than one split: expected all rows of a person in one"
+            raise ConfigError(f"unit {options.unit}", f"{shared} persons", how)
         return splits, ""
-    share, train = share or 0.2, splits["train"]
-    # The row number alone decides, so the same file gives the same split everywhere.
-    digests = (hashlib.sha256(str(row).encode()).digest() for row in range(len(train)))
+    # The row number alone decides, or whose row it is, so the same file gives the same split everywhere.
+    whose = train[options.unit][:] if options.unit else range(len(train))
+    digests = (hashlib.sha256(str(each).encode()).digest() for each in whose)
     is_test = np.array([int.from_bytes(digest[:8], "big") / 2**64 < share for digest in digests], bool)
     if is_test.all() or not is_test.any():
         raise ConfigError("test", share, f"of {len(train)} records {is_test.sum()} would be for tests")
     parts = {"train": train.select(np.flatnonzero(~is_test)), "test": train.select(np.flatnonzero(is_test))}
-    return {**splits, **parts}, f"test records are those of whose row number the SHA-256 begins below {share:g}"
+    by = options.unit or "row number"
+    return {**splits, **parts}, f"test records are those of whose {by} the SHA-256 begins below {share:g}"
 
 
 def _input(features: Mapping[str, Any], options: DataKeys) -> tuple[Any, str]:
     import datasets
 
-    others = [column for column in features if column != options.target]
+    others = [column for column in features if column not in (options.target, options.unit)]
     pictures = [column for column in others if isinstance(features[column], datasets.Image)]
     alone = next((columns[0] for columns in (pictures, others) if len(columns) == 1), "")
     chosen = options.inputs or ("" if alone in options.values else alone)
@@ -212,6 +257,8 @@ def _input(features: Mapping[str, Any], options: DataKeys) -> tuple[Any, str]:
     stated = sorted({*options.ranges, *options.values} - {options.target})
     if kind != "table" and (stated or options.public):
         raise ConfigError("ranges, values, public", stated, f"expected them of a table, and this is one of {kind}")
+    if kind != "table" and options.unit:
+        raise ConfigError("unit", options.unit, f"expected it of a table, and this is one of {kind}")
     if kind != "image" and options.size is not None:
         raise ConfigError("size", options.size, f"expected it of images, and this is a data set of the kind {kind}")
     return kind, "" if kind == "table" else chosen
@@ -263,15 +310,15 @@ def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) 
     return {"size": sides.pop() if len(sides) == 1 else None, "mean": constants, "std": constants}
 
 
-def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
-    names = [name for name in splits["train"].column_names if name != options.target]
+def _columns(features: Mapping[str, Any], tables: Collection[Any], options: DataKeys) -> dict[str, Column]:
+    names = [name for name in features if name not in (options.target, options.unit)]
     for key in ("ranges", "values"):
         for name in getattr(options, key).keys() - {options.target}:
             if name not in names:
                 raise unknown(key, name, names)
-    columns = {}
-    for name in names:
-        kind = _type(splits["train"].features[name])
+    columns: dict[str, Column] = {}
+    for name in watched(names, len(names), "reading columns"):
+        kind = _type(features[name])
         is_number = kind.startswith(("int", "uint", "float"))
         if not is_number and kind not in (*_TEXTS, "bool"):
             raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
@@ -283,7 +330,7 @@ def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
             columns[name] = Column(range=options.ranges[name])
         elif options.public:
             # The user says that whatever the records show is public.
-            seen = {value for rows in splits.values() for value in rows.unique(name)} - {None}
+            seen = {value for rows in tables for value in rows[name].unique().to_pylist()} - {None}
             if is_number:
                 finite = [float(value) for value in seen if np.isfinite(value)] or [0.0]
                 low, high = min(finite), max(finite)  # one number where all rows have the same
@@ -299,12 +346,7 @@ def _columns(splits: Splits, options: DataKeys) -> dict[str, Column]:
 
 
 def _text(entry: Entry) -> str:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items() if each not in (None, "", (), {}, 0)}
-        return list(value) if isinstance(value, tuple) else value
-
-    content = {key: value for key, value in plain(asdict(entry)).items() if key not in ("name", "folder")}
-    splits, style = content.pop("splits"), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    content, style = entry.content(), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    splits = content.pop("splits")
     flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
-    return flat + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)
+    return flat + _PUBLIC + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)

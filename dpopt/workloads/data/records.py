@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from dpopt.bars import watched
 from dpopt.errors import ConfigError
 from dpopt.fields import cache_root
 from dpopt.workloads.data.catalogue import Entry
 from dpopt.workloads.data.source import Source
-from dpopt.workloads.features import watched
 
-REVISION = 1
-"""Raise it when the same records may become other pixels or numbers."""
+REVISION, TABLES = 1, 2
+"""Raise them when the same records may become other pixels, or the same rows other numbers."""
 
 
 def of_arrays(arrays: Iterable[NDArray[Any]]) -> str:
@@ -45,7 +45,7 @@ def of_texts(texts: Sequence[str]) -> str:
 def of_columns(dataset: Entry, source: Source) -> str:
     """SHA-256 over the name and the values of every column but the target, as JSON lists, in the file's order."""
     digest = hashlib.sha256()
-    for name in source.columns:
+    for name in watched(source.columns, len(source.columns), f"{source.name}: checksum of columns"):
         if name != dataset.targets:
             values = [value for batch in source.read(name) for value in batch]
             digest.update(json.dumps([name, values], default=str).encode())
@@ -107,7 +107,7 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
         if isinstance(column.values, tuple):
             # A value that nobody stated counts with the missing ones: the width must not depend on the records.
             place = {value: number for number, value in enumerate(column.values)}
-            numbers = [len(place) if value is None else place.get(str(value), len(place)) for value in values]
+            numbers = [len(place) if value is None else _category(value, place) for value in values]
             encoded: NDArray[Any] = np.eye(len(place) + 1, dtype=np.float32)[numbers]
         else:
             assert isinstance(column.range, tuple)  # `dataset.width` asks for it
@@ -122,3 +122,11 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
         inputs[:, at : at + encoded.shape[1]] = encoded
         at += encoded.shape[1]
     return inputs
+
+
+def _category(value: Any, place: Mapping[str, int]) -> int:
+    """The number of a category; a whole number may be spelt 1 or 1.0, as a column with a missing value has it."""
+    texts = [str(value)]
+    if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
+        texts += [f"{value:.0f}", f"{value:.1f}"]
+    return next((place[text] for text in texts if text in place), len(place))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt.errors import ConfigError, Missing
-from dpopt.fields import data_root
+from dpopt.fields import data_root, listed
 from dpopt.workloads.data.catalogue import Entry
 
 ROWS = 256
@@ -43,6 +43,17 @@ def open_source(dataset: Entry, split: str) -> Source:
     if source.records != expected:
         raise ConfigError(name, source.records, f"expected {expected} records")
     return source
+
+
+def files_of(places: Any) -> list[Path]:
+    """The image files that a path, or a list of paths, names: of a folder those at any depth, sorted."""
+    from PIL import Image
+
+    endings, paths = Image.registered_extensions(), [Path(each) for each in listed(places)]
+    inner = [path for place in paths for path in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    if pictures := [path for path in inner if path.suffix.lower() in endings and path.is_file()]:
+        return pictures
+    raise ConfigError("from", str(places), "expected an image, or a folder of images")
 
 
 def read_column(source: Source, column: str) -> list[Any]:

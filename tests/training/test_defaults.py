@@ -1,0 +1,95 @@
+"""What `fit` does where nobody says otherwise, and what it says of a rule that has failed."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import short
+import torch
+import yaml
+from torch import nn
+
+import dpopt
+from dpopt import registry
+from dpopt.errors import ConfigError
+from dpopt.results import tables
+from dpopt.training import fitting
+
+pytestmark = pytest.mark.filterwarnings("ignore:seed")
+SUITE = Path(__file__).parents[2] / "benchmarks" / "leaderboard.yaml"
+
+
+def test_only_epsilon_has_no_default():
+    row = yaml.safe_load(SUITE.read_text())["settings"]["adadp_equilibrium_average"]
+    expected = registry.create(row["name"], **row["fields"])
+    assert (fitting.default_optimizer(), fitting.AVERAGE) == (expected, row["average"])
+    x, y = short.records(300)
+    result = dpopt.fit(nn.Linear(4, 2), short.loss, (x, y), epsilon=3, accountant="rdp", progress=False)
+    record = result.record
+    assert record["defaults"] == ["average", "batch_size", "delta", "epochs", "optimizer"]
+    assert (record["average"], record["epochs"], record["batch_size"]) == (0.95, 10, 256)
+    assert record["delta"] == 300**-1.1
+    assert record["optimizer"] == repr(expected)
+    assert "Defaults, which nobody chose for these data: average, batch_size, delta, epochs, optimizer." in str(
+        result.statement()
+    )
+    assert short.fit(optimizer="dp_sgd").record["average"] == 0, "an average belongs to the default optimizer alone"
+
+
+def test_real_targets_have_a_default_of_their_own():
+    """A squared error has a curvature that the leaderboard's constant does not know: at a rate of 10 it swings."""
+    x, _ = short.records(300)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    result = dpopt.fit(model, nn.MSELoss(reduction="none"), (x, x[:, 0]), epsilon=8, accountant="rdp", progress=False)
+    assert result.record["optimizer"] == repr(registry.create("dp_adam"))
+    assert result.record["average"] == 0.95
+
+
+def test_a_rule_whose_probes_see_noise_says_so():
+    """At a tiny epsilon the parabola's minimum is noise: each accepted one is nearer than the last."""
+    rule = dpopt.create("hyfreedp", probe_every=1)
+    with pytest.warns(UserWarning, match=r"optimizer: the learning rate ended more than 10 times below its start"):
+        result = short.fit(optimizer=rule, epsilon=0.01, epochs=40)
+    assert result.curve[-1]["eta"] < 1e-5
+    assert "its probes saw noise" in result.record["doubt"]
+    assert "Status: done, the learning rate ended more than 10 times below" in str(result.statement())
+    assert registry.entry("optimizer", "hyfreedp").note
+
+
+def test_a_constant_that_is_below_its_cap_is_no_failure():
+    assert "doubt" not in short.fit(optimizer="adadp_equilibrium").record
+
+
+def test_tables_count_the_seeds_whose_rate_fell():
+    group = pd.DataFrame({"lr": [1e-4] * 3, "eta": [2e-6, 1e-4, 9e-6], "noise_losses": [8.0] * 3})
+    assert tables._fallen(group).startswith("In 2 of 3 seeds the learning rate ended more than 10 times below")
+    assert tables._fallen(group.assign(noise_losses=math.nan)) == ""
+    assert tables._fallen(group.drop(columns="eta")) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eps": 3}, "did you mean 'epsilon'"),
+        ({"noise_multiplier": 1.1}, r"the noise is solved for `epsilon`; `dpopt\.privacy\.epsilon`"),
+        ({"steps": 10}, "say `epochs`"),
+        ({"log": "tensorboard"}, "say `callback`"),
+        ({"model": nn.BatchNorm1d(4)}, r"`dpopt\.privatize` puts GroupNorm in its place"),
+        ({"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})}, "`dpopt fit from=FILE` takes"),
+    ],
+)
+def test_messages_say_what_to_do(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        short.fit(**changes)
+
+
+def test_what_to_say_in_place_of_an_argument_is_for_fit_alone():
+    with pytest.raises(ConfigError, match="privatize takes no such argument") as error:
+        dpopt.privatize(nn.Linear(4, 2), steps=3)
+    assert "epochs" not in str(error.value)
+
+
+def test_a_missing_argument_is_an_error_of_ours():
+    with pytest.raises(ConfigError, match=r"^fit: .*missing a required .*argument: 'epsilon'"):
+        dpopt.fit(nn.Linear(4, 2), short.loss, (torch.zeros(4, 4), torch.zeros(4)))
