@@ -226,10 +226,13 @@ def test_a_callback_that_cannot_be_called_is_refused_before_any_draw(callback):
 
 WHOLE = TensorDataset(*oddities.records())
 REPEATED = {
-    "one record": (lambda: Subset(WHOLE, [0] * 60), 59),
-    "a loader": (lambda: DataLoader(Subset(WHOLE, [*range(60), 7, 7]), 20), 2),
-    "rows as a tensor": (lambda: Subset(WHOLE, torch.tensor([*range(60), 7, 8])), 2),
-    "Hugging Face": (lambda: hugging().select([*range(60), 3]), 1),
+    "one record": (lambda: Subset(WHOLE, [0] * 60), 59, 60),
+    "a loader": (lambda: DataLoader(Subset(WHOLE, [*range(60), 7, 7]), 20), 2, 3),
+    "rows as a tensor": (lambda: Subset(WHOLE, torch.tensor([*range(60), 7, 8])), 2, 2),
+    "parts that overlap": (lambda: ConcatDataset([Subset(WHOLE, range(40)), Subset(WHOLE, range(30, 60))]), 10, 2),
+    "a list": (lambda: [*map(tuple, [WHOLE[0]] * 1), *(pairs := [WHOLE[k] for k in range(40)]), *pairs], 40, 2),
+    "tensors twice": (lambda: ConcatDataset([WHOLE, TensorDataset(*WHOLE.tensors)]), len(WHOLE), 2),
+    "Hugging Face": (lambda: hugging().select([*range(60), 3]), 1, 2),
 }
 
 
@@ -240,10 +243,9 @@ def hugging():
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_record_that_is_there_several_times_is_told(name):
-    make, again = REPEATED[name]
-    with pytest.warns(
-        UserWarning, match=rf"^train: {again} of its .* records repeat another one, .* `unit` says whose"
-    ):
+    make, again, most = REPEATED[name]
+    words = rf"^train: {again} of its .* records repeat another one, .* {most} times at most: .* `unit` says whose"
+    with pytest.warns(UserWarning, match=words):
         fit(train=make())
 
 

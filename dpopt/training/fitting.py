@@ -164,6 +164,7 @@ def fit(
     if average is None:
         average = AVERAGE if optimizer is None else 0.0
     chosen = None if optimizer is None else _stepper(optimizer, isolate)
+    spent = spent or Ledger()
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.
     with (
@@ -174,11 +175,10 @@ def fit(
         leased(checkpoint, is_first),
     ):
         show("reading the data")
-        unit_column = unit if isinstance(unit, str) else ""
-        if isinstance(unit, str):
+        if unit_column := unit if isinstance(unit, str) else "":
             with suppress(ConfigError):  # test records may have no owners
-                test = persons.split_owners(test, unit)[0]
-            train, unit = persons.split_owners(train, unit)
+                test = persons.split_owners(test, unit_column)[0]
+            train, unit = persons.split_owners(train, unit_column)
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         of_person = [] if unit is None else persons.rows_of(unit)
         examples = len(of_person or subject.train.x)
@@ -223,7 +223,7 @@ def fit(
 
         show("calibrating the noise")
         sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
-        before = accountants.epsilon(spent, delta, accountant) if spent else 0.0
+        before = accountants.epsilon(spent, delta, accountant)
         if before >= epsilon and epsilon < math.inf:
             raise ConfigError("epsilon", epsilon, f"expected more than the {before:.6g} that `spent` has spent")
         rule = After(spent) if spent else None
@@ -305,7 +305,7 @@ def fit(
                 if is_last:
                     raise KeyboardInterrupt
         end = reached()
-        charged = _charged(plan, oracle, end.state, epsilon, examples, spent or Ledger())
+        charged = _charged(plan, oracle, end.state, epsilon, examples, spent)
         if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
             charged["status"] = "no_signal"
         rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
@@ -345,7 +345,7 @@ def fit(
         "transform": named(transform) if transform else None,
         "classes": list(range(subject.classes)),
     }
-    return FitResult(model, record, spent + end.ledger if spent else end.ledger, end.curve, transform)
+    return FitResult(model, record, spent + end.ledger, end.curve, transform)
 
 
 def default_optimizer(is_regression: bool = False) -> Any:
@@ -424,10 +424,11 @@ def _doubts(
         yield f"train: the loader's batch size {size} is not used, draws have {batch_size:g} on average"
     if epsilon == math.inf:
         return
-    if unit is None and (again := repeats(train)):
+    again, times = repeats(train) if unit is None else (0, 1)
+    if again:
         yield (
-            f"train: {again} of its {examples} records repeat another one, and someone who is there k times is hidden k"
-            " times less; `unit` says whose each is"
+            f"train: {again} of its {examples} records repeat another one, which is there {times} times at most:"
+            " someone who is there k times is hidden k times less; `unit` says whose each is"
         )
     if seed is not None:
         yield (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -99,13 +102,32 @@ def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
     return read((data, torch.zeros(count)), where)[0]
 
 
-def repeats(data: Any) -> int:
-    """The number of rows that a `Subset`, or a Hugging Face data set after `select`, holds again."""
+def repeats(data: Any) -> tuple[int, int]:
+    """The number of records that are one of those before again, and how often the most frequent one is there."""
     # By place and not by value: two people may have the same values.
     data = data.dataset if isinstance(data, DataLoader) else data
-    chosen = getattr(data, "_indices", None)
-    places = data.indices if isinstance(data, Subset) else () if chosen is None else chosen.column(0).to_pylist()
-    return len(places) - len(set(map(int, places)))
+    if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
+        return 0, 1
+    counts = Counter(_origin(data, row) for row in range(len(data)))
+    return len(data) - len(counts), max(counts.values(), default=1)
+
+
+def _origin(data: Any, row: int) -> tuple[int, int]:
+    """The data set, and the place in it, that row `row` of `data` comes from."""
+    while isinstance(data, Subset | ConcatDataset):
+        if isinstance(data, Subset):
+            data, row = data.dataset, int(data.indices[row])
+        else:
+            part = bisect_right(data.cumulative_sizes, row % len(data))
+            before = data.cumulative_sizes[part - 1] if part else 0
+            data, row = data.datasets[part], row % len(data) - before
+    row %= len(cast(Sized, data))
+    if isinstance(data, list | tuple):
+        return id(data[row]), 0
+    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
+        return id(data.tensors[0]), row
+    chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
+    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
