@@ -13,7 +13,8 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,17 @@ def read_checked(path: Path) -> bytes:
     if hashlib.sha256(value).digest() != digest:
         raise Damaged(f"{path}: its content does not have the checksum that it was written with")
     return value
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside, this process alone has the lock `path`; others that ask for it wait, and the folder has to exist."""
+    with path.open("w") as file:  # the system frees the lock where a process dies
+        with suppress(ImportError):  # on Windows two processes may make the same files, of which one's stay
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def check_writable(folder: Path, key: str, instead: str = "") -> None:

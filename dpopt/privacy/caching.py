@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,16 @@ def write(path: Path, numbers: Mapping[str, float]) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"numbers": numbers, "sha256": _checksum(numbers)}, file)
         os.replace(file.name, path)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Inside, no other process computes the numbers of `path`, where the cache can be written."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(path.with_suffix(".lock")))
+        yield
 
 
 def _checksum(numbers: Mapping[str, float]) -> str:

@@ -89,15 +89,24 @@ def calibrate(
         return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
 
     # Epsilon is computed for noise of the cache, too: a file can neither lower what is claimed nor change a result.
-    cached = caching.read(path) or {}
-    is_usable = cached.keys() == set(kinds) and all(0 < value < math.inf for value in cached.values())
-    plan = planned(cached) if is_usable else None
-    if plan is None or not (1 - 2 * _TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon:
+    def kept() -> Plan | None:
+        cached = caching.read(path) or {}
+        if cached.keys() != set(kinds) or not all(0 < value < math.inf for value in cached.values()):
+            return None
+        plan = planned(cached)
+        is_right = (1 - 2 * _TOLERANCE) * epsilon <= charge(plan.ledger, delta, accountant) <= epsilon
+        return plan if is_right else None
+
+    if plan := kept():
+        return plan
+    # The workers of a suite come to the same noise at the same time: one solves it, the others wait.
+    with caching.alone(path):
+        if plan := kept():
+            return plan
         solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
         noise = _solve_kinds(structure, rate, inflation, shares, solve)
         caching.write(path, noise)
-        plan = planned(noise)
-    return plan
+        return planned(noise)
 
 
 def require_bounded(optimizer: Optimizer, epsilon: float) -> None:

@@ -13,8 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpopt import files
 from dpopt.fields import cache_root
 
 _Arrays = dict[str, NDArray[Any]]
@@ -46,7 +46,7 @@ def arrays(key: Mapping[str, Any], build: Callable[[], Mapping[str, NDArray[Any]
         return _mapped(folder)
     except (FileNotFoundError, ValueError):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_suffix(".lock")):
+        with files.locked(folder.with_suffix(".lock")):
             try:
                 return _mapped(folder)  # another process may have made it while this one waited
             except FileNotFoundError:
@@ -100,13 +100,3 @@ def _make(folder: Path, key: str, build: Callable[[], Mapping[str, NDArray[Any]]
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(damaged, ignore_errors=True)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:  # the system frees the lock where a process dies
-        with suppress(ImportError):  # on Windows two processes may make the same files, of which one's stay
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
