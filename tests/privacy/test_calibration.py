@@ -178,7 +178,8 @@ def test_of_workers_that_need_the_same_noise_one_solves_it(own_cache, monkeypatc
     monkeypatch.setattr(calibration, "solve_noise", lambda *args, **keys: solved.append(1) or solve(*args, **keys))
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: calibrate(DPSGD(), epsilon=1.0, **HYFREEDP), range(2))
-    assert first == second and len(solved) == 1
+    assert first == second
+    assert len(solved) == 1
 
 
 NO_CACHE = ["", "{", '{"numbers": 1, "sha256": 2}']
