@@ -347,6 +347,22 @@ def gallery() -> str:
     return "\n\n".join(sections).replace("\n\n\n\n", "\n\n")
 
 
+def methods() -> str:
+    """What a step in C and in B costs each method, and what tuning both gains, in points with 95 % intervals."""
+    effects = pd.read_csv(PUBLISHED / "clip_batch_methods" / "clip_batch.csv")
+    columns = {("lost", "C"): "a step in C", ("lost", "B"): "a step in B", ("gained", "both"): "C and B tuned"}
+    rows: dict[str, dict[str, str]] = {}
+    for cell in effects.itertuples():
+        name = f"*{cell.label}*" if cell.is_failing else cell.label
+        row = rows.setdefault(cell.label, {"points": name})
+        if column := columns.get((cell.effect, cell.part)):
+            half = "" if math.isnan(cell.high) else f" ± {cell.high - cell.mean:.1f}"
+            text = f"{cell.mean + 0.0:.1f}{half}".replace("-", "−")
+            row[f"{column}, ε = {cell.epsilon_target:g}"] = f"**{text}**" if cell.low * cell.high > 0 else text
+    order = [f"{name}, ε = {target}" for name in columns.values() for target in ("0.5", "2", "8")]
+    return page({"points": row["points"]} | {name: row.get(name, "") for name in order} for row in rows.values())
+
+
 FREE_RULES = {
     "noise_aware_1e-8": "noise-aware, from 10⁻⁸",
     "noise_aware": "noise-aware, from 10⁻⁴",
@@ -400,6 +416,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         spread=True,
     ),
     "gallery": gallery,
+    "methods": methods,
     "summary": summary,
     "against_dp_adam": against_dp_adam,
     "tolerances": tolerances,

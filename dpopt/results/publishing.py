@@ -14,7 +14,10 @@ from dpopt.store import Store
 from dpopt.store.manifests import RUNS, note
 from dpopt.store.runs import RESULTS, Archive, Run
 
-_TEXTS = ("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv")
+_TEXTS = (
+    *("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv"),
+    *("clip_batch.md", "clip_batch.csv"),
+)
 """The tables of a published folder, all of which are compared, also those that are not there."""
 
 
@@ -106,4 +109,6 @@ def _texts(results: Results) -> dict[str, str]:
     texts = {f"table.{kind}": text for kind, text in table.files().items()}
     if len(ranks) > 1:
         texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
+    if effects := results.clip_batch():
+        texts |= {f"clip_batch.{kind}": effects.files()[kind] for kind in ("md", "csv")}
     return texts

@@ -215,6 +215,12 @@ class Results:
             figure.suptitle(self.missing, fontsize=8)
         return figure
 
+    def clip_batch(self) -> Table | None:
+        """Which methods need C and B tuned: `effects` as people read it; None where a suite has one C and one B."""
+        if self.effects.empty:
+            return None
+        return replace(clip_batch.as_table(named(self.effects, self.names)), first=self.missing)
+
     def report(self, folder: str | Path = "plots", overrides: Sequence[str] = ()) -> str:
         """One HTML page with tables and figures, which opens without a network.
 
@@ -226,8 +232,8 @@ class Results:
 
         of_suite = shlex.join(overrides or [f"suite={self.suite}"])
         every = self._every_row(of_suite)
-        if not self.effects.empty:
-            every.append(replace(clip_batch.as_table(named(self.effects, self.names)), first=self.missing))
+        if effects := self.clip_batch():
+            every.append(effects)
         every += [replace(table, command=f"dpopt rank {of_suite}") for table in self.ranks()]
         chosen, plots = named(self.comparison, self.names), fields.path(folder, "folder")
         return page(self.store, self.suite, self.stored, chosen, every, self.draw, plots, of_suite)
