@@ -13,11 +13,12 @@ from small_suites import QUICK
 from dpopt import files, load_suite, run_suite
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.results.publishing import publish
+from dpopt.results.publishing import differences, publish
 from dpopt.results.results import Results, load_results
 from dpopt.results.verify import verify
 from dpopt.store import Store, manifests
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 SUITE = (
     QUICK
     + """
@@ -223,3 +224,13 @@ def test_tuning_free_cifar10_is_published_as_a_whole():
     published = Store(Path(__file__).parents[2] / "results" / "published").manifest("tuning_free_cifar10")["cells"]
     planned = [cell.run_id for cell in load_suite("tuning_free_cifar10").cells()]
     assert sorted(planned) == sorted(entry["run_id"] for entry in published)
+
+
+def test_the_table_of_c_and_b_is_one_that_the_runs_give(tmp_path):
+    shutil.copytree(PUBLISHED / "film_small", tmp_path / "film_small")
+    results, table = Results(Store(tmp_path), "film_small"), tmp_path / "film_small" / "clip_batch.csv"
+    assert list(differences(results)) == []
+    table.write_text(table.read_text().replace(",lost,", ",gained,", 1))
+    assert list(differences(results)) == [(table, "the runs give another table")]
+    table.unlink()
+    assert list(differences(results)) == [(table, "the runs give another table")]
