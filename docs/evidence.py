@@ -427,6 +427,18 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         {key: name for key, name in FREE_RULES.items() if not key.endswith(("1e-8", "_free"))},
     ),
     "price": price,
+    "grid_length": partial(
+        scores,
+        "grid_length",
+        {
+            "dp_adam_default": "0.01, its registered default, one run",
+            "dp_adam_2": "two rates, 0.003 and 0.03",
+            "dp_adam_3": "three rates, 0.001 to 0.1",
+            "dp_adam": "five rates, 0.001 to 0.1",
+            "dp_adam_8": "eight rates, 0.0003 to 1",
+        },
+        spread=True,
+    ),
     "price_ways": partial(
         scores,
         "price_of_tuning",
