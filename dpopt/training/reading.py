@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
@@ -108,26 +107,23 @@ def repeats(data: Any) -> tuple[int, int]:
     data = data.dataset if isinstance(data, DataLoader) else data
     if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
         return 0, 1
-    counts = Counter(_origin(data, row) for row in range(len(data)))
-    return len(data) - len(counts), max(counts.values(), default=1)
+    counts = Counter(_origins(data))
+    return counts.total() - len(counts), max(counts.values(), default=1)
 
 
-def _origin(data: Any, row: int) -> tuple[int, int]:
-    """The data set, and the place in it, that row `row` of `data` comes from."""
-    while isinstance(data, Subset | ConcatDataset):
-        if isinstance(data, Subset):
-            data, row = data.dataset, int(data.indices[row])
-        else:
-            part = bisect_right(data.cumulative_sizes, row % len(data))
-            before = data.cumulative_sizes[part - 1] if part else 0
-            data, row = data.datasets[part], row % len(data) - before
-    row %= len(cast(Sized, data))
+def _origins(data: Any) -> list[tuple[int, int]]:
+    """The data set, and the place in it, that each row of `data` comes from."""
+    if isinstance(data, Subset):
+        origins = _origins(data.dataset)
+        return [origins[int(row)] for row in data.indices]
+    if isinstance(data, ConcatDataset):
+        return [origin for part in data.datasets for origin in _origins(part)]
     if isinstance(data, list | tuple):
-        return id(data[row]), 0
-    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
-        return id(data.tensors[0]), row
+        return [(id(record), 0) for record in data]
     chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
-    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
+    rows = range(len(data)) if chosen is None else chosen.column(0).to_pylist()
+    # Two of `TensorDataset` may hold the same tensors.
+    return [(id(data.tensors[0] if isinstance(data, TensorDataset) else data), row) for row in rows]
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
