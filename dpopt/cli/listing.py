@@ -93,7 +93,7 @@ def _workloads() -> list[dict[str, str]]:
             spec = registry.spec("workload", name, registry.create_workload(name))
         except ConfigError:  # its data are to be named, or its package is an extra that is not installed
             spec = {"name": name, **entry.fields}
-        (readable,) = readable_names([spec]).values()
+        (readable,) = readable_names([spec])
         rows.append(
             {"workload": name, "in tables": readable, "what it is": entry.summary, "reference": entry.reference}
         )
