@@ -34,14 +34,12 @@ _REPLICATE = [*GROUP, "seed", "score"]
 class Stored:
     """The records of a suite.
 
-    Attributes:
-        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
-            names the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
-        problems: a line for each damaged or foreign file, and each failed cell.
+    A row of `cells` is a planned cell, finished or not: its place in the suite, its state, its metrics. `score` names
+    the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
     """
 
     cells: pd.DataFrame
-    problems: list[str]
+    problems: list[str]  # a line for each damaged or foreign file, and each failed cell
 
 
 OF_ENTRY: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], set[Any]]] = {
