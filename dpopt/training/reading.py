@@ -29,14 +29,8 @@ _TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
 _TARGET, _INPUT = "(target)", "(input)"
 """Stand for a target, and for an input without a name, beside inputs with names."""
-_CHUNK = 1000
-"""Records of a Hugging Face data set that are read at once."""
 _FINITE = 2**22
 """Numbers that are looked at once for NaN and infinity; a mapped file need not fit into memory."""
-_REPEATED = 16
-"""Records that are read again, to see that they are the same."""
-_PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
-"""Samplers that order or share out the records of a data set, and leave none out for good."""
 _KINDS = (
     "expected a pair of arrays (inputs, targets), a mapping or a DataFrame of columns, a Dataset, a DataLoader, "
     "or a Hugging Face Dataset"
@@ -138,7 +132,9 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
     if isinstance(batches, BatchSampler) and is_plain:
         sampler = batches.sampler  # a loader that takes a sampler of batches has a `sampler` that says nothing
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
-    is_whole = isinstance(sampler, _PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
+    # These order or share out the records of a data set, and leave none out for good.
+    is_plain_sampler = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
+    is_whole = is_plain_sampler and len(source) == len(cast(Sized, loader.dataset))
     if not (is_whole and is_plain):
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
         raise ConfigError(f"{where}.sampler", type(sampler if is_plain else batches).__name__, how)
@@ -183,7 +179,7 @@ def _hugging(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
     name = _target(names, where, target)
 
     def chunks() -> Iterator[dict[str, Tensor]]:
-        for chunk in data.with_format("torch", columns=names).iter(_CHUNK):
+        for chunk in data.with_format("torch", columns=names).iter(1000):
             for column, values in chunk.items():
                 if not isinstance(values, Tensor):
                     allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
@@ -211,7 +207,7 @@ def _records(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
         rows = ({key: part[None] for key, part in parts(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
         # A data set that changes its records at random would be frozen: it is read once.
-        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), _REPEATED))}:
+        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), 16))}:
             for key, part in parts(number).items():
                 kept = columns[key][number]
                 if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):
