@@ -37,7 +37,7 @@ from dpopt.bench import run
 from dpopt.bench.cases import CASES
 from dpopt.errors import ConfigError, unknown
 from dpopt.store import Store
-from dpopt.store.provenance import code, hardware, provenance
+from dpopt.store.provenance import code, cpu, output, provenance
 
 CARD = """
 conformance-optimizers conformance-mlp conformance-cnn conformance-wrn conformance-vit conformance-gpt2
@@ -141,6 +141,23 @@ def missing(step: str) -> str:
     needs = {"cells": ["opacus"]}.get(kind, []) + (["timm"] if subject.startswith(("vit", "wrn")) else [])
     needs += (["transformers"] if subject.startswith("gpt2") else []) + (["peft"] if "lora" in subset else [])
     return next((package for package in needs if find_spec(package) is None), "")
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """A device as plain data: of a GPU also bytes of memory, compute capability, and versions of what drives it."""
+    if device.type != "cuda":
+        return {"name": cpu()}
+    gpu = torch.cuda.get_device_properties(device)
+    # torch does not know the version of NVIDIA's driver.
+    drivers = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "name": gpu.name,
+        "memory": gpu.total_memory,
+        "capability": f"{gpu.major}.{gpu.minor}",
+        "driver": drivers.splitlines()[0] if drivers else None,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
 
 
 def setting(device: str) -> dict[str, Any]:

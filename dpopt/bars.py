@@ -71,10 +71,10 @@ def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False,
                 handle.update(HTML(""))
 
 
-def watched(steps: Iterable[_T], total: int, what: str, each: int = 1) -> Iterator[_T]:
-    """The `steps`, of `each` things and of `total` in all, with a bar where somebody watches; see `listener`."""
+def watched(steps: Iterable[_T], total: int, what: str, each: int = 1, has_lines: bool = False) -> Iterator[_T]:
+    """The `steps`, of `each` things and of `total` in all, with a bar where somebody watches; see `bar`, `listener`."""
     last = time.monotonic()
-    with bar(None if listener else Console(stderr=True)) as show:
+    with bar(None if listener else Console(stderr=True), has_lines=has_lines) as show:
         show(what, 0, total)
         for number, step in enumerate(steps, 1):
             done = min(number * each, total)

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,22 +88,21 @@ class Cell:
         return dataclasses.replace(self, average=0.0).run_id
 
 
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """JSON data with `change` made to every value in it that is no mapping and no list; tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return [mapped(item, change) for item in value] if isinstance(value, list | tuple) else change(value)
+
+
 def plain(value: Any) -> Any:
     """`value` as JSON data: tuples become lists, infinity becomes "inf"."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return "inf" if value == math.inf else value
+    return mapped(value, lambda each: "inf" if each == math.inf else each)
 
 
 def finite(value: Any) -> Any:
     """JSON data with null in place of the numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return mapped(value, lambda each: None if isinstance(each, float) and not math.isfinite(each) else each)
 
 
 def identity(cell: Mapping[str, Any]) -> str:

@@ -25,12 +25,6 @@ _BASE = Path(str(resources.files("dpopt") / "conf" / "base"))
 """Defaults that suites and commands start from."""
 OPEN_KEYS = ("settings", "fields", "published", "options")
 """Keys below which an override may add what the file does not name."""
-_NUMBER = re.compile(r"[\w.+-]+")
-"""Matches all that may be a number in an override."""
-_PLAIN = re.compile(r"[\w-]+")
-_HOME = re.compile(r"~[^'\\]*")
-_RESOLVER = re.compile(r"\$\{.*:", re.DOTALL)
-"""Matches every `${resolver:...}`, nested ones too, and no `${key}`."""
 
 
 def command(name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -88,7 +82,7 @@ def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ..
     begins = layered.get("defaults")
     layers, names = [], begins if isinstance(begins, list) else []
     for entry in names if "_self_" in names else [*names, "_self_"]:
-        if not isinstance(entry, str) or not _PLAIN.fullmatch(entry):
+        if not isinstance(entry, str) or not re.fullmatch(r"[\w-]+", entry):
             raise ConfigError(f"{file}: defaults", entry, "expected names of files in the same folder, and `_self_`")
         if entry == "_self_":
             keys: list[Any] = [key for key in layer if key != "defaults"]  # of any type: wrong ones are refused below
@@ -125,7 +119,7 @@ def check_values(content: Any, where: str) -> None:
     """Raise `ConfigError` for a text that asks one of OmegaConf's resolvers for something, such as `${oc.env:HOME}`."""
     # The error names the text and not its value, which may be a secret.
     for _, leaf in _leaves(content, where):
-        if isinstance(leaf, str) and _RESOLVER.search(leaf):
+        if isinstance(leaf, str) and re.search(r"\$\{.*:", leaf, re.DOTALL):  # nested ones too, and no ${key}
             allowed = "a suite takes nothing from its surroundings; expected a value, or ${key} for another key's"
             raise ConfigError(where, leaf, allowed)
 
@@ -159,13 +153,13 @@ def first_key(override: str) -> str:
 def _checked(override: str, permitted: Sequence[str]) -> str:
     key, equals, value = override.partition("=")
     first = first_key(override)
-    if _HOME.fullmatch(value):  # Hydra's grammar knows no path below the home folder without quotes
+    if re.fullmatch(r"~[^'\\]*", value):  # Hydra's grammar knows no path below the home folder without quotes
         override = f"{key}='{value}'"
     if not equals and not key.startswith("~"):
         raise ConfigError("override", override, "expected key=value")
     if first not in permitted:
         raise unknown("override", first, permitted)
     # Here, as Hydra's grammar makes infinity of 1e400, which at an epsilon means no noise.
-    for number in filter(fields.overflows, _NUMBER.findall(override)):
+    for number in filter(fields.overflows, re.findall(r"[\w.+-]+", override)):
         raise ConfigError(first, number, "too large; infinity is `inf`")
     return f"++{override.lstrip('+')}" if first in OPEN_KEYS and not key.startswith("~") else override

@@ -15,7 +15,7 @@ import typing
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -26,6 +26,7 @@ from dpopt.errors import ConfigError, unknown
 T = TypeVar("T")
 P = ParamSpec("P")
 Converters = Mapping[Any, Callable[[Any, str], Any]]
+_annotations = cache(partial(typing.get_type_hints, include_extras=True))
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _plain(value: Any, where: str) -> Any:
 @cache
 def hints(cls: type) -> dict[str, Any]:
     """The resolved annotations of the dataclass fields of `cls`."""
-    resolved = typing.get_type_hints(cls, include_extras=True)
+    resolved = _annotations(cls)
     return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
 
 
@@ -221,11 +222,6 @@ def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProx
         return function(*bound.args, **bound.kwargs)
 
     return call
-
-
-@cache
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function, include_extras=True)
 
 
 def listed(value: Any) -> list[Any]:

@@ -27,8 +27,6 @@ from dpopt.store.provenance import provenance
 from dpopt.suites import plan as planning
 from dpopt.suites.suite import Suite, load_suite
 
-_SCHEMA = 1
-
 
 @dataclass(frozen=True)
 class AuditKeys:
@@ -72,7 +70,7 @@ def run(chosen: AuditKeys, console: Console | None = None) -> dict[str, Any]:
     if not tasks:
         raise ConfigError("audit", list(chosen.suite.epsilon), "no finite epsilon and no controls: nothing to audit")
     return {
-        "schema": _SCHEMA,
+        "schema": 1,
         "suite": chosen.suite.name,
         "started": started,
         "rows": _rows(tasks, len(places("cpu", chosen.suite.workers)), console),

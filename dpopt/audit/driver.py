@@ -16,33 +16,19 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
 from dpopt.types import Optimizer
 
-_SIMULATED = 10_000
-"""Simulated runs of each kind that the worst-case game's threshold is chosen on."""
-
 
 @dataclass(frozen=True)
 class Result:
-    """A claim and the lower bounds that were found.
+    """A claim and lower bounds on what is spent."""
 
-    Attributes:
-        epsilon, delta: the claim: what the accountant says that the training run, and a run of the game, spend at most.
-        worst_case: from runs with and without the worst record, by Clopper and Pearson. No n runs prove more than about
-            log n, whatever the truth.
-        one_run, one_run_fdp: from the canaries of one training run, for any mechanism and for a Gaussian trade-off
-            curve, see `one_run`; None if there was none.
-        trials: runs of each kind in the worst-case game.
-        canaries: of the training run, in and out together.
-        significance: probability with which each bound may exceed the truth.
-    """
-
-    epsilon: float
+    epsilon: float  # what the accountant says that the training run, and a run of the game, spend at most, at `delta`
     delta: float
-    worst_case: float
-    one_run: float | None
-    one_run_fdp: float | None
-    trials: int
-    canaries: int
-    significance: float
+    worst_case: float  # from runs with and without the worst record; n runs prove no more than about log n
+    one_run: float | None  # from the canaries of one training run, see `one_run`; None if there was none
+    one_run_fdp: float | None  # the same for a Gaussian trade-off curve
+    trials: int  # runs of each kind in the worst-case game
+    canaries: int  # of the training run, in and out together
+    significance: float  # probability with which each bound may exceed the truth
     seconds: float
 
     @property
@@ -90,7 +76,7 @@ def audit(
     start = time.perf_counter()
     level: dict[str, Any] = {"delta": delta, "significance": significance}
     # Chosen on a simulation of the ledger, the threshold costs none of the runs.
-    threshold = likely_threshold(*simulated(game.ledger, size=_SIMULATED), trials=trials, **level)
+    threshold = likely_threshold(*simulated(game.ledger, size=10_000), trials=trials, **level)
     worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, seed=seed), threshold=threshold, **level)
     single = single_fdp = None
     # The training run keeps the plan's noise: what is audited is what a user runs.

@@ -63,22 +63,15 @@ class _Mechanism(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """A mechanism that must be flagged, and the same without its mistake.
-
-    Attributes:
-        epsilon, delta: the claim.
-        trials: runs with and without the canary that are enough to see it.
-        build: (whether to repair the mistake) -> the mechanism.
-        threshold: for `clopper_pearson`, chosen beforehand; None lets the scores choose it.
-    """
+    """A mechanism that must be flagged, and the same without its mistake."""
 
     name: str
     mistake: str
-    epsilon: float
+    epsilon: float  # this and `delta`: the claim
     delta: float
-    trials: tuple[int, int]
-    build: Callable[[bool], _Mechanism]
-    threshold: float | None = None
+    trials: tuple[int, int]  # runs with and without the canary that are enough to see it
+    build: Callable[[bool], _Mechanism]  # True repairs the mistake
+    threshold: float | None = None  # for `clopper_pearson`, chosen beforehand; None lets the scores choose it
 
     def scores(self, seed: int = 0, *, is_repaired: bool = False) -> Scores:
         """The adversary's scores of the runs with the canary and without."""

@@ -15,9 +15,6 @@ from dpopt.clipping import Loss
 from dpopt.workloads import models
 from dpopt.workloads.base import mlp
 
-_REHEARSED = 8
-"""Examples of a step in a rehearsal."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -35,9 +32,9 @@ class Case:
     tiny: tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, Tensor]]] | None = None
 
     def rehearsal(self) -> Case:
-        """The same case at its smallest shapes, under the same name."""
+        """The same case at its smallest shapes and with 8 examples, under the same name."""
         model, data = self.tiny or (self.model, self.data)
-        return dataclasses.replace(self, model=model, data=data, batch_size=_REHEARSED, tiny=None)
+        return dataclasses.replace(self, model=model, data=data, batch_size=8, tiny=None)
 
     def counts(self, subset: str) -> tuple[int, int]:
         """Numbers of parameters of the model, and of those that are trained; `ConfigError` without such a subset."""

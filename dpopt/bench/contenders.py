@@ -30,19 +30,14 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of the table.
-
-    Attributes:
-        build: number of calls -> a function that may be called so often. It is called in another process, so it must
-            pickle; whatever it raises is this row's result.
-        baseline: name of the contender that it is compared with.
-        draws: that one call takes, by which its time is divided.
-    """
+    """One row of the table."""
 
     name: str
+    # Number of calls -> a function that may be called so often. It is called in another process, so it must pickle;
+    # whatever it raises is this row's result.
     build: Callable[[int], Step]
-    baseline: str
-    draws: int = 1
+    baseline: str  # name of the contender that it is compared with
+    draws: int = 1  # that one call takes, by which its time is divided
 
 
 def non_private(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:

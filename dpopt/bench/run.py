@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dpopt import configurations, fields, registry
+from dpopt import bars, configurations, fields, registry
 from dpopt.bench.cases import CASES, Case
 from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
 from dpopt.bench.measure import measure, ratios
@@ -66,18 +66,14 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     groups, skipped = find_groups(chosen)
     rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with (
-        threads(chosen.threads or torch.get_num_threads()),
-        Progress(*columns, console=console, disable=console is None, transient=True) as progress,
-    ):
-        # Each contender is heard of when it is warm, in every round, and when its memory is measured.
-        steps = sum(len(group) for *_, group in groups) * (2 + chosen.rounds)
-        task, used = progress.add_task("", total=steps), torch.get_num_threads()
+    # Each contender is heard of when it is warm, in every round, and when its memory is measured.
+    total, ended = sum(len(group) for *_, group in groups) * (2 + chosen.rounds), count(1)
+    with threads(chosen.threads or torch.get_num_threads()), bars.bar(console) as show:
+        used = torch.get_num_threads()
         for kind, case, subset, group in groups:
 
             def advance(name: str, where: str = f"{case.name} {subset}") -> None:
-                progress.update(task, advance=1, description=f"{where}: {name}")
+                show("measurements", next(ended), total, f"{where}: {name}")
 
             results = measure(group, chosen.rounds, chosen.device, advance, chosen.limit)
             common = {"kind": kind, "case": case.name, "subset": subset, "batch_size": case.batch_size}

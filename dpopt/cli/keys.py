@@ -28,10 +28,6 @@ T = TypeVar("T")
 _BASE = resources.files("dpopt") / "conf" / "base"
 
 
-def _spelled(name: str) -> str:
-    return name.rstrip("_")  # `from_` is from=PATH, as `from` is a word of Python
-
-
 def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
     """The keys of a command, a dataclass `cls`, from KEY=VALUE, and KEY.NAME=VALUE for an entry of a mapping.
 
@@ -39,7 +35,8 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
         ConfigError: an unknown key (with the nearest name), none where one is needed, or a value that its annotation
             does not allow.
     """
-    hints = {_spelled(name): hint for name, hint in fields.hints(cls).items()}
+    # `from_` is from=PATH, as `from` is a word of Python.
+    hints = {name.rstrip("_"): hint for name, hint in fields.hints(cls).items()}
     values: dict[str, Any] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -53,7 +50,7 @@ def read(cls: type[T], overrides: Sequence[str], where: str) -> T:
                 raise ConfigError(path, text, f"`{part}` has a value already")
         hint = hints[name] if not below else typing.get_args(hints[name])[1] if len(below) == 1 else Any
         place[path.rpartition(".")[2]] = _value(text, hint, path)
-    names = {_spelled(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {field.name.rstrip("_"): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return fields.build(cls, {names[name]: value for name, value in values.items()}, where)
 
 
@@ -111,7 +108,7 @@ class Command:
             named: list[str] = []  # values that the annotation names
             for kind in _kinds(fields.hints(keys)[field.name]):
                 named += ["true", "false"] if kind is bool else typing.get_args(kind)
-            yield _spelled(field.name), field, named
+            yield field.name.rstrip("_"), field, named
 
     @property
     def description(self) -> str:

@@ -19,8 +19,7 @@ from dpopt.markup import MARKDOWN
 if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
 
-_WIDE = 140
-"""Columns of a terminal from which all of a table is shown; `_FURTHER` is left out below."""
+# Left out of a terminal of fewer than 140 columns.
 _FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub"}
 _LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning", "size", "needs")
 
@@ -42,7 +41,7 @@ class List:
         for what in kinds:
             rows = LISTED[what]()
             # A note is longer than a cell can be: notes stand below the tables.
-            left_out = {"note"} | (_FURTHER if OUT.width < _WIDE else set())
+            left_out = {"note"} | (_FURTHER if OUT.width < 140 else set())
             table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name not in left_out]
             for name in columns:
                 table.add_column(name, no_wrap=name not in _LONG)
@@ -93,7 +92,7 @@ def _workloads() -> list[dict[str, str]]:
             spec = registry.spec("workload", name, registry.create_workload(name))
         except ConfigError:  # its data are to be named, or its package is an extra that is not installed
             spec = {"name": name, **entry.fields}
-        (readable,) = readable_names([spec]).values()
+        (readable,) = readable_names([spec])
         rows.append(
             {"workload": name, "in tables": readable, "what it is": entry.summary, "reference": entry.reference}
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from dpopt import bars
 from dpopt.cli.console import ERR, OUT, print_table, report_problems
 from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from dpopt.results.results import Results
     from dpopt.store import Store
 
-_Layout = Literal["long", "wide"]
 _ENDS = {"markdown": "md", "latex": "tex", "csv": "csv", "html": "html"}
 _By = Literal["epsilon", "draws", "gradients", "seconds"]
 _SHOWN = 200  # one damaged ledger makes a finding for each of its runs
@@ -64,7 +62,7 @@ class Status(OfSuite):
 class Table(OfSuite):
     """Print a suite's comparison table and write it as Markdown, CSV, LaTeX and HTML."""
 
-    layout: _Layout = key("wide: a row for each method, a column for each data set and epsilon", "long")
+    layout: Literal["long", "wide"] = key("wide: a row for each method, a column for each data set and epsilon", "long")
     format: Literal["markdown", "latex", "csv", "html"] | None = key("print that alone, to be copied or piped", None)
     scores: Several[Name] | None = key("[macro_accuracy,nll]: show further scores", None)
     compare: Literal["published"] | None = key("the paper's numbers beside the suite's", None)
@@ -260,7 +258,7 @@ class Verify:
 def _verified(store: Store, suite: str | None, plots: Path | None) -> int:
     from dpopt.results.verify import verify as check
 
-    verified = check(store, suite, _track, plots)
+    verified = check(store, suite, plots)
     for finding in verified.findings[:_SHOWN]:
         OUT.print(str(finding))
     if (more := len(verified.findings) - _SHOWN) > 0:
@@ -277,10 +275,3 @@ def _results(root: Path, where: str) -> Store:
     if not root.is_dir():  # a store would make it, and find nothing wrong in it
         raise ConfigError(where, str(root), "no such folder")
     return Store(root)
-
-
-def _track(sequence: Sequence[Any], title: str) -> Iterable[Any]:
-    # A log keeps every state of a bar: where there is no terminal it is a line.
-    if not ERR.is_terminal and len(sequence) > 1:
-        ERR.print(f"{len(sequence)} {title}")
-    return bars.watched(sequence, len(sequence), title)

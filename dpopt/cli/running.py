@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from dpopt.store import Store
     from dpopt.suites.estimate import CostRow
     from dpopt.suites.searches import Planned
-    from dpopt.suites.suite import Suite
 
 SHOWN = 5  # of cells that failed for one reason
 _OPTIONAL = ("FLOPs", "gradients", "draws", "tuning", "MB", "ms/draw", "B")
@@ -51,10 +49,11 @@ def plan(overrides: Sequence[str]) -> None:
     from dpopt.runs.run_suite import open_store, places
     from dpopt.suites import estimate, protocol
     from dpopt.suites import plan as planning
+    from dpopt.suites.suite import load_suite
 
     of_plan = [word for word in overrides if word.startswith(("suite=", "timed_draws="))]
     limit = read(PlanKeys, of_plan, "plan").timed_draws or 0
-    suite = _suite([word for word in overrides if not word.startswith("timed_draws=")])
+    suite = load_suite(*suite_name([word for word in overrides if not word.startswith("timed_draws=")]))
     store = open_store(suite)
     planned = planning.plan(suite, store)
     rows = estimate.rows(planned, store, suite.marks)
@@ -101,8 +100,7 @@ def _costs(rows: list[CostRow]) -> dict[str, list[dict[str, str]]]:
     is_shown = {name: any(line[name] for line in lines) for name in lines[0]}
     is_shown["B"] = len({line["B"] for line in lines}) > 1
     tables: dict[str, list[dict[str, str]]] = {}
-    for row, line in zip(rows, lines, strict=True):
-        name = names[json.dumps(row.cells[0].workload, sort_keys=True)]
+    for row, line, name in zip(rows, lines, names, strict=True):
         size = f": d = {row.work.dimension:,}, {row.work.gradient:.2g} FLOPs a gradient" if row.work else ""
         tables.setdefault(name + size, []).append({name: text for name, text in line.items() if is_shown[name]})
     return tables
@@ -145,8 +143,9 @@ def retry(overrides: Sequence[str]) -> int:
 def _run(overrides: Sequence[str], is_again: bool) -> int:
     from dpopt.runs.run_suite import open_store, run_suite
     from dpopt.suites import plan as planning
+    from dpopt.suites.suite import load_suite
 
-    suite = _suite(overrides)
+    suite = load_suite(*suite_name(overrides))
     outcome = run_suite(suite, progress=ERR, retry=is_again)
     ERR.print(
         f"{outcome.ran} cells run, {outcome.skipped} were done, {len(outcome.failed)} failed, "
@@ -234,10 +233,3 @@ def _measured(
     OUT.print(text)
     OUT.print(f"written to {folder}/")
     return frame
-
-
-def _suite(overrides: Sequence[str]) -> Suite:
-    from dpopt.suites.suite import load_suite
-
-    name, rest = suite_name(overrides)
-    return load_suite(name, rest)

@@ -15,9 +15,6 @@ from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import by_epsilon, by_method, named_epsilon, sweeps, workload_panels
 from dpopt.results.scores import shown
 
-_APART = 0.06
-"""The least part of a logarithmic axis between two ticks, whose numbers would touch."""
-
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     """A logarithmic x axis with ticks at the `values` that were run, and at a few others beyond them."""
@@ -31,7 +28,7 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     beyond = (mantissa * 10.0**power for power in range(-3, 5) for mantissa in (1, 2, 5))
     low, high = axis.get_xlim()
     ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= high]
-    apart = (high / low) ** _APART
+    apart = (high / low) ** 0.06  # at less than this part of the axis numbers would touch
     ticks = [tick for at, tick in enumerate(ticks) if at == 0 or tick > apart * ticks[at - 1]]
     axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axis.minorticks_off()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from itertools import chain
 from operator import or_
@@ -45,7 +45,7 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     """
     rows = cells.to_dict("records")
     in_grids = grouped((row for row in rows if not row["is_widened"]), ["workload", "label"])
-    ends = {place: _ends(row["tuned"] for row in of_label) for place, of_label in in_grids.items()}
+    grids = {place: [*map(_numbers, {row["tuned"] for row in of_label})] for place, of_label in in_grids.items()}
     chosen = []
     for runs in grouped(rows, [*GROUP, "seed"]).values():
         last = "final" if any(row["stage"] for row in runs) else ""
@@ -57,7 +57,8 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
         # Numbers of one search differ: the same number twice is a search made again, by plans that named no searches.
         numbers = [row["search"] for row in runs]
         is_one_search = len({*chain.from_iterable(map(_searches, runs))}) == 1 and len({*numbers}) == len(numbers)
-        edges = "" if last else _edges(best, ends.get((best["workload"], best["label"]), {}), runs)
+        tried = [*grids.get((best["workload"], best["label"]), ()), *(_numbers(row["tuned"]) for row in runs)]
+        edges = "" if last else _edges(_numbers(best["tuned"]), tried)
         trained = sum(row["is_trained"] for row in runs)
         more = {"selected_by": _score(best), "runs": trained, "charges": _charges(runs), "edges": edges}
         chosen.append({**best, **more, "selection": best["selection"] if is_one_search else ""})
@@ -136,19 +137,10 @@ def _numbers(tuned: str) -> Row:
     return {name: value for name, value in json.loads(tuned).items() if type(value) in (int, float)}
 
 
-def _ends(points: Iterable[str]) -> dict[str, tuple[float, float]]:
-    ends: dict[str, tuple[float, float]] = {}
-    for tuned in dict.fromkeys(points):
-        for name, value in _numbers(tuned).items():
-            low, high = ends.get(name, (value, value))
-            ends[name] = min(low, value), max(high, value)
-    return ends
-
-
-def _edges(row: Mapping[str, Any], ends: Mapping[str, tuple[float, float]], runs: Sequence[Row]) -> str:
-    marks, tried = [], [_numbers(run["tuned"]) for run in runs]
-    for name, value in _numbers(row["tuned"]).items():
-        values = [*ends.get(name, ()), *(point[name] for point in tried if name in point)]
+def _edges(best: Row, tried: Sequence[Row]) -> str:
+    marks = []
+    for name, value in best.items():
+        values = [point[name] for point in tried if name in point]
         low, high = min(values), max(values)
         marks += [f"{name} {'↑' if value == high else '↓'}"] if low < high and value in (low, high) else []
     return ", ".join(marks)

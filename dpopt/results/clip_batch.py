@@ -23,19 +23,11 @@ NO_CLIP = 0.0
 BLOCK = ["workload", "epochs"]
 PARTS = ("C", "B", "both")
 LOST, GAINED = "lost", "gained"
-_NUMBERS = ["mean", "low", "high", "p", "seeds"]
-_COLUMNS = [*BLOCK, "score", "label", "is_failing", "epsilon_target", "effect", "part", *_NUMBERS]
-_MOST = 3
-"""Of more methods, a sentence gives the number."""
-_BEHIND = 20.0
+_COLUMNS = [*BLOCK, "score", "label", "is_failing", "epsilon_target", "effect", "part"]
+_COLUMNS += ["mean", "low", "high", "p", "seeds"]
+BEHIND = 20.0
 """Points of an accuracy: a method that is further behind the best one is not compared, as what fails needs nothing."""
 _NO_CLAIM = "These seeds show no method that needs C and B tuned more than the others."
-_LOST_NOTE = (
-    "Points of test accuracy (any other score as it is) that are lost one step of the grid away from the C and B that "
-    "validate best, mean of the neighbours and over seeds, with the half-width of the 95 % interval (Student's, paired "
-    "by seed, not corrected for the number of entries); bold where the interval leaves out 0. Italics: the method is "
-    f"more than {_BEHIND:g} points behind the best one of the workload, so that what it loses says little."
-)
 _NOTE = (
     "Points of test accuracy (any other score as it is), mean over seeds with the half-width of the 95 % interval "
     "(Student's, paired by seed); bold where the interval leaves out 0. Lost a step away: against the cell that "
@@ -45,19 +37,12 @@ _NOTE = (
 
 
 class Grid(NamedTuple):
-    """The runs of a method at one epsilon: rows are settings (B, C), columns are seeds that have all of them.
+    """The runs of a method at one epsilon: rows are settings (B, C), columns are seeds that have all of them."""
 
-    Attributes:
-        tests: test scores as they are shown (accuracies in percent); the worst one in place of one that is not finite.
-        validations: scores that settings are chosen by; -inf for a run that has diverged.
-        fixed: the fixed pair; None where the method was not run with it.
-        factor: 100 where the scores are percentages, see `scores.Shown`.
-    """
-
-    tests: pd.DataFrame
-    validations: pd.DataFrame
-    fixed: tuple[float, float] | None
-    factor: float
+    tests: pd.DataFrame  # scores as they are shown (accuracies in percent); the worst where one is not finite
+    validations: pd.DataFrame  # scores that settings are chosen by; -inf for a run that has diverged
+    fixed: tuple[float, float] | None  # the fixed pair; None where the method was not run with it
+    factor: float  # 100 where the scores are percentages, see `scores.Shown`
 
     @property
     def chosen(self) -> tuple[float, float] | None:
@@ -184,7 +169,7 @@ def failing(of_methods: Mapping[tuple[str, float], Grid]) -> set[str]:
         }
     )
     behind = (scores.groupby(level=1).transform("max") - scores).groupby(level=0).mean()
-    return {*behind.index[~(behind <= _BEHIND)]}
+    return {*behind.index[~(behind <= BEHIND)]}
 
 
 def by_need(of_methods: Mapping[tuple[str, float], Grid]) -> list[str]:
@@ -240,7 +225,7 @@ def claims(block: pd.DataFrame) -> list[str]:
     compared = {place: grid for place, grid in of_methods.items() if place[0] not in left_out}
     sentences += [_change(compared, *sorted(block["epsilon_target"].agg(["min", "max"])))]
     if left_out:
-        sentences += [f"Not compared, as more than {_BEHIND:g} {unit.points} behind: {_named(left_out, 'and')}."]
+        sentences += [f"Not compared, as more than {BEHIND:g} {unit.points} behind: {_named(left_out, 'and')}."]
     return list(filter(None, sentences))
 
 
@@ -266,7 +251,7 @@ def _change(of_methods: Mapping[tuple[str, float], Grid], low: float, high: floa
 
 
 def _named(names: Sequence[str], joint: str) -> str:
-    if len(names) > _MOST:
+    if len(names) > 3:
         return f"{'one of ' if joint == 'or' else ''}{len(names)} methods"
     return f" {joint} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
@@ -280,7 +265,7 @@ def as_table(effects: pd.DataFrame) -> Table:
         row = {"workload": workload, "epochs": number(epochs), "optimizer": label, "target ε": number(target)}
         for cell in cells.to_dict("records"):
             name = columns[cell["effect"], cell["part"]]
-            row[name], is_shown = _text(cell)
+            row[name], is_shown = entry(cell)
             bold |= {(len(rows), name)} if is_shown else set()
         rows.append(row)
     names = ["workload", "epochs", "optimizer", "target ε", *columns.values()]
@@ -288,29 +273,7 @@ def as_table(effects: pd.DataFrame) -> Table:
     return Table(frame, "Which methods need C and B tuned", _NOTE, bold=bold, numbers=effects)
 
 
-def across(effects: pd.DataFrame, targets: Collection[float]) -> Table:
-    """The cost of a step away in C and in B: a row for each method, a column for each workload and target epsilon.
-
-    Args:
-        effects: `effects`' frames of several suites, one below the other, their workloads named alike.
-        targets: the target epsilons that are shown.
-    """
-    lost = effects[(effects["effect"] == LOST) & effects["epsilon_target"].isin(targets)]
-    lost = lost.sort_values("part", key=lambda parts: parts.map(PARTS.index), kind="stable")
-    rows, bold, italic = list[dict[str, str]](), set[tuple[int, str]](), set[tuple[int, str]]()
-    for (part, label), cells in lost.groupby(["part", "label"], sort=False):
-        row = {"step in": part, "optimizer": label}
-        for cell in cells.to_dict("records"):
-            name = f"{cell['workload']}, {cell['epochs']:g} epochs, ε = {number(cell['epsilon_target'])}"
-            row[name], is_shown = _text(cell)
-            bold |= {(len(rows), name)} if is_shown else set()
-            italic |= {(len(rows), name)} if cell["is_failing"] else set()
-        rows.append(row)
-    title = "What a step away in C and in B costs"
-    return Table(pd.DataFrame(rows).fillna(""), title, _LOST_NOTE, bold=bold, italic=italic, numbers=lost)
-
-
-def _text(effect: Mapping[str, Any]) -> tuple[str, bool]:
+def entry(effect: Mapping[str, Any]) -> tuple[str, bool]:
     """The mean of a row of `effects` with the half-width of its interval, and True if that leaves out 0."""
     decimals, half = shown(effect["score"]).decimals, effect["high"] - effect["mean"]
     text = f"{effect['mean']:.{decimals}f}" + (f" ± {half:.{decimals}f}" if math.isfinite(half) else "")

@@ -56,16 +56,17 @@ def on_page(width: float | None) -> Iterator[None]:
         _width.reset(token)
 
 
-def _subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray]:
-    """A figure and its axes: panels of `width` x `height` inches, or as wide as the page."""
+def _subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray, float]:
+    """A figure, its axes and how wide each is: panels of `width` x `height` inches, or as wide as the page."""
     import matplotlib.pyplot as plt
 
-    size = (_width.get() or width * columns + ROOM, height * lines * (0.8 if _width.get() else 1) + 0.3)
+    page = _width.get()
+    size = (page or width * columns + ROOM, height * lines * (0.8 if page else 1) + 0.3)
     figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained", **options)
     for axis in axes.flat:
         axis.tick_params(labelsize=plt.rcParams["font.size"])  # ticks are made when the figure is saved
         axis.grid(alpha=0.3)
-    return figure, axes
+    return figure, axes, (page or width * columns) / columns
 
 
 def _entitle(axis: Any, lines: Iterable[str], width: float) -> None:
@@ -155,12 +156,12 @@ def panels(
         options: of `plt.subplots`.
     """
     workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    figure, axes = _subplots(len(workloads), len(targets), width, height, **options)
+    figure, axes, each = _subplots(len(workloads), len(targets), width, height, **options)
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
             whole = named_epsilon(target).replace(" ", "\N{NO-BREAK SPACE}")
-            _entitle(axis, f"{workload}, {whole}".split("\n"), (_width.get() or width * len(targets)) / len(targets))
+            _entitle(axis, f"{workload}, {whole}".split("\n"), each)
             if (workload, target) in there:
                 drawn[workload, target] = axis
             else:
@@ -173,14 +174,15 @@ def workload_panels(
 ) -> tuple[Any, list[tuple[Any, pd.DataFrame]]]:
     """A figure with a panel, `width` x `height` inches, for each group of `frame`, and each panel with its rows."""
     groups = list(frame.groupby(list(by)))
-    columns = min(int(_width.get() / _BESIDE) or 1 if _width.get() else 4, len(groups))
-    figure, axes = _subplots(-(-len(groups) // columns), columns, width, height)
+    page = _width.get()
+    columns = min(int(page / _BESIDE) or 1 if page else 4, len(groups))
+    figure, axes, each = _subplots(-(-len(groups) // columns), columns, width, height)
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):
         pairs = zip(by, keys, strict=True)
         lines = (f"{key:g} epochs" if of == "epochs" else str(key) for of, key in pairs)
-        _entitle(axis, lines, (_width.get() or width * columns) / columns)
+        _entitle(axis, lines, each)
     return figure, [(axis, rows) for axis, (_, rows) in zip(axes.flat, groups, strict=False)]
 
 
@@ -197,16 +199,19 @@ def legend(figure: Any, styles: Styles | None = None) -> None:
         return max((len(label), place) for place, label in enumerate([*order, ""]) if name.startswith(label))[1]
 
     names = sorted(handles, key=place_of)
-    width, height = figure.get_size_inches()
-    if _width.get():
+    (width, height), is_on_page = figure.get_size_inches(), _width.get() is not None
+    if is_on_page:
         columns, where = int(_LETTERS * width / (6 + max(map(len, names), default=0))) or 1, "outside lower center"
     else:
         columns, where = math.ceil(len(names) * _ENTRY / height), "outside right upper"
     drawn = figure.legend([handles[name] for name in names], names, loc=where, frameon=False, ncols=columns)
     taken = drawn.get_window_extent()
     # The figure grows by what does not fit into its `ROOM`, so that panels keep their size.
-    more = 0 if _width.get() else max(0, math.ceil(10 * (taken.width / figure.dpi - ROOM)) / 10)
-    figure.set_size_inches(width + more, height + (taken.height / figure.dpi if _width.get() else 0))
+    if is_on_page:
+        height += taken.height / figure.dpi
+    else:
+        width += max(0, math.ceil(10 * (taken.width / figure.dpi - ROOM)) / 10)
+    figure.set_size_inches(width, height)
 
 
 def band(axis: Any, lines: Sequence[pd.Series], colour: str) -> pd.Series:

@@ -30,16 +30,10 @@ OF_COMMANDS = {"speed": "dpopt bench", "audit": "dpopt audit"}
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure.
+    """One figure: `draw` makes a matplotlib Figure of a frame and its suite's styles, or None of nothing to show."""
 
-    Attributes:
-        name: file name without `.py`.
-        needs: of `OF_SUITES` or `OF_COMMANDS`.
-        draw: frame, and the style of each label of its suite -> matplotlib Figure; None where there is nothing to show.
-    """
-
-    name: str
-    needs: str
+    name: str  # file name without `.py`
+    needs: str  # of `OF_SUITES` or `OF_COMMANDS`
     draw: Callable[[pd.DataFrame, Styles], Any]
 
     def figure(self, frame: pd.DataFrame, styles: Styles | None = None, width: float | None = None) -> Any:

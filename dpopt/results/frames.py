@@ -34,14 +34,12 @@ _REPLICATE = [*GROUP, "seed", "score"]
 class Stored:
     """The records of a suite.
 
-    Attributes:
-        cells: one row for each planned cell, finished or not: its place in the suite, its state, its metrics. `score`
-            names the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
-        problems: a line for each damaged or foreign file, and each failed cell.
+    A row of `cells` is a planned cell, finished or not: its place in the suite, its state, its metrics. `score` names
+    the one that counts, `test_score` and `validation_score` hold it; further ones are `score_NAME`.
     """
 
     cells: pd.DataFrame
-    problems: list[str]
+    problems: list[str]  # a line for each damaged or foreign file, and each failed cell
 
 
 OF_ENTRY: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], set[Any]]] = {
@@ -56,9 +54,7 @@ OF_ENTRY: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], set[Any]]] = 
 def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
     """True for each entry of a manifest that has one of the values of every key; `ConfigError` where none has."""
     specs = [entry["cell"]["workload"] for entry in entries]
-    titles = readable_names(specs)
-    readable = (titles[json.dumps(spec, sort_keys=True)] for spec in specs)
-    workloads = list(zip(_workloads(entries), readable, strict=True))
+    workloads = list(zip(workload_names(specs), readable_names(specs), strict=True))
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
     for key, values in part.items():
         present = set[Any]().union(*has[key])
@@ -71,12 +67,6 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
     return kept
 
 
-def _workloads(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    specs = [entry["cell"]["workload"] for entry in entries]
-    names = workload_names(specs)
-    return [names[json.dumps(spec, sort_keys=True)] for spec in specs]
-
-
 def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = None) -> Stored:
     """Read what `store` holds of `suite`, or of the rows with the values of `part`, by the keys of `OF_ENTRY`.
 
@@ -87,7 +77,8 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
         raise ConfigError(
             "suite", suite, "no part of it can be read: `dpopt verify` says why, `dpopt run` plans it anew"
         )
-    seen, columns = set[tuple[str, str]](), (row_names(entries), _workloads(entries), in_part(entries, part or {}))
+    workloads = workload_names([entry["cell"]["workload"] for entry in entries])
+    seen, columns = set[tuple[str, str]](), (row_names(entries), workloads, in_part(entries, part or {}))
     for entry, label, workload, is_kept in zip(entries, *columns, strict=True):
         place = label, entry["run_id"]
         if place in seen or not is_kept:

@@ -12,13 +12,11 @@ from dpopt.markup import PLAIN, TextFormat
 from dpopt.results.choosing import Row
 from dpopt.results.writing import Table
 
-_CODE = re.compile(r"\x1b\[\d+m")
 _GAP = "  "
-_NONE = "–"
 
 
 def _size(text: str) -> int:
-    return len(_CODE.sub("", text))
+    return len(re.sub(r"\x1b\[\d+m", "", text))
 
 
 def lines(table: Table, width: int, style: TextFormat = PLAIN) -> list[str]:
@@ -84,7 +82,7 @@ def wide(
         below = heading(workload) if heading else f"ε = {target:g}".replace("inf", "∞")
         column = f"{workload}, {below}"
         cells = [of.get((label, workload, target)) for label in methods]
-        frame[column], spans[column] = [text(row) if row else _NONE for row in cells], (workload, below)
+        frame[column], spans[column] = [text(row) if row else "–" for row in cells], (workload, below)
         for key, places in marked.items():
             places |= {(at, column) for at, row in enumerate(cells) if row and row[key]}
     return Table(frame, spans=spans, bold=marked["is_highest"], italic=marked["italic"])

@@ -139,9 +139,9 @@ class Leaderboard:
         frame = pd.DataFrame({"track": self.tracks}).rename_axis("label")
         frame["cpu_hours"] = seconds.groupby(runs["label"]).sum(min_count=1) / 3600
         frame["blocks"] = self.scores.groupby("label").size()
-        frame = frame.join(self._averages())
         # Both ranks are of the same methods: one that lacks a task has neither, and keeps no task from the second.
         rows = self.blocks if self.blocks.empty else ranking.everywhere(self.blocks)
+        frame = frame.join(self._averages(rows))
         parts = {by: ranking.ranking(reached(self.store, self.ranked, by)) for by in ("draws", "gradients")}
         parts["unseen"] = rows if rows.empty else rows[rows["workload"].isin(self._unseen(rows["label"].unique()))]
         for by, blocks in parts.items():
@@ -154,8 +154,7 @@ class Leaderboard:
         workloads = [] if (of_methods["chosen_on"] == UNSAID).any() else self.cells["workload"].unique()
         return [name for name in workloads if not any(self.is_chosen_on(name, label) for label in labels)]
 
-    def _averages(self) -> pd.DataFrame:
-        rows = pd.DataFrame() if self.blocks.empty else ranking.everywhere(self.blocks)
+    def _averages(self, rows: pd.DataFrame) -> pd.DataFrame:
         if rows.empty:  # no method is in every block
             return pd.DataFrame(columns=["rank", "low", "high", "is_best"])
         averages, test = ranking.average_ranks(self.blocks).set_index("label")["rank"], ranking.rank_test(self.blocks)

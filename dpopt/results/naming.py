@@ -5,39 +5,50 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from dpopt import registry
 
 
-def workload_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for each distinct workload, by its JSON: with its data where the name leaves them open, and what differs.
+def workload_names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each workload: with its data where the name leaves them open, and what differs.
 
     What differs is named between workloads of one registered name.
     """
+    entries = registry.entries("workload")  # results may be of a workload that is not installed here
+    usual = {name: entry.fields.get("data") for name, entry in entries.items()}
+    names = [spec["name"] for spec in specs]
     # Revision and number of records held out are part of a name only where nothing else tells two workloads apart.
-    distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
-    short = {key: _named(spec, distinct.values(), {"validation", "revision"}) for key, spec in distinct.items()}
-    shared = Counter(short.values())
-    return {
-        key: short[key] if shared[short[key]] == 1 else _named(spec, distinct.values())
-        for key, spec in distinct.items()
-    }
+    fields = _apart(specs, names, "=", {"validation", "revision"}, usual)
+    return [f"{name}({', '.join(each)})" if each else name for name, each in zip(names, fields, strict=True)]
 
 
-def _named(spec: dict[str, Any], all_specs: Iterable[dict[str, Any]], without: Collection[str] = ()) -> str:
-    others = [other for other in all_specs if other["name"] == spec["name"]]
-    entry = registry.entries("workload").get(spec["name"])  # results may be of a workload that is not installed here
-    usual = entry.fields.get("data") if entry else None
-    shown = [
-        key
-        for key, value in spec.items()
-        if (key == "data" and value != usual)
-        or (key not in without and any(other.get(key) != value for other in others))
-    ]
-    differing = ", ".join(f"{key}={spec[key]}" for key in shown if spec[key] is not None)  # None: as the model has it
-    return f"{spec['name']}({differing})" if differing else spec["name"]
+def _apart(
+    specs: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    sign: str,
+    rare: Collection[str],
+    usual: Mapping[str, Any] | None = None,
+) -> list[list[str]]:
+    """The fields that tell each workload from others of its name, as texts; `rare` ones where it takes them.
+
+    With `usual`, name -> data, other data are among them.
+    """
+    distinct = {json.dumps(spec, sort_keys=True): (spec, name) for spec, name in zip(specs, names, strict=True)}
+
+    def told(spec: Mapping[str, Any], name: str, without: Collection[str]) -> list[str]:
+        alike = [other for other, of_other in distinct.values() if of_other == name]
+        differing = {key for key in spec if any(other.get(key) != spec[key] for other in alike)} - {*without}
+        if usual is not None and spec.get("data") != usual.get(name):
+            differing.add("data")
+        return [f"{key}{sign}{spec[key]}" for key in spec if key in differing and spec[key] is not None]
+
+    fields = {key: told(*pair, rare) for key, pair in distinct.items()}
+    shared = Counter((distinct[key][1], *each) for key, each in fields.items())
+    fields = {k: each if shared[distinct[k][1], *each] == 1 else told(*distinct[k], ()) for k, each in fields.items()}
+    return [fields[json.dumps(spec, sort_keys=True)] for spec in specs]
 
 
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -106,36 +117,27 @@ _SPELLED = {
 }
 
 
-def readable_names(specs: list[dict[str, Any]]) -> dict[str, str]:
-    """A name for figures for each distinct workload, by its JSON: its model and data, and what else tells it apart."""
-    distinct = {json.dumps(spec, sort_keys=True): spec for spec in specs}
+def readable_names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for figures for each workload: its model and data, and what else tells it apart."""
 
     def spelled(name: str) -> str:
         return _SPELLED.get(name) or " ".join(_SPELLED.get(word, word) for word in name.split("_"))
 
-    short: dict[str, str] = {}
-    for key, spec in distinct.items():
-        short[key] = spelled(spec["name"])
-        if "data" in spec:
-            model = spec.get("architecture", spec.get("encoder", spec["name"]))
-            subset = "" if spec.get("pretrained") is False else spec.get("subset", "")  # from scratch all is trained
-            # Patch size and checkpoint of a pretrained model make a title too long for its panel.
-            model = f"{spelled(re.split(r'_patch|[.]', model)[0])} {spelled(subset)}".strip()
-            short[key] = f"{model}, {spelled(spec['data'])}"
+    def short(spec: Mapping[str, Any]) -> str:
+        if "data" not in spec:
+            return spelled(spec["name"])
+        model = spec.get("architecture", spec.get("encoder", spec["name"]))
+        subset = "" if spec.get("pretrained") is False else spec.get("subset", "")  # from scratch all is trained
+        # Patch size and checkpoint of a pretrained model make a title too long for its panel.
+        model = f"{spelled(re.split(r'_patch|[.]', model)[0])} {spelled(subset)}".strip()
+        return f"{model}, {spelled(spec['data'])}"
 
-    def named(key: str, without: Collection[str] = ()) -> str:
-        spec, alike = distinct[key], [distinct[other] for other in short if short[other] == short[key]]
-        differing = [field for field, value in spec.items() if any(other.get(field) != value for other in alike)]
-        fields = [f"{field} {spec[field]}" for field in differing if field not in without and spec[field] is not None]
-        return ", ".join([short[key], *fields])
-
-    # The revision is part of a name only where nothing else tells two workloads apart.
-    names = {key: named(key, {"revision"}) for key in distinct}
-    shared = Counter(names.values())
-    return {key: name if shared[name] == 1 else named(key) for key, name in names.items()}
+    names = [short(spec) for spec in specs]
+    fields = _apart(specs, names, " ", {"revision"})
+    return [", ".join([name, *each]) for name, each in zip(names, fields, strict=True)]
 
 
-def titles(of_suites: Sequence[list[dict[str, Any]]]) -> list[dict[str, str]]:
+def titles(of_suites: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
     """For the workloads of each suite, the name in its tables -> that in figures, which is one for equal workloads."""
-    names = readable_names([spec for specs in of_suites for spec in specs])
-    return [{name: names[key] for key, name in workload_names(specs).items()} for specs in of_suites]
+    names = iter(readable_names([spec for specs in of_suites for spec in specs]))
+    return [dict(zip(workload_names(specs), islice(names, len(specs)), strict=True)) for specs in of_suites]

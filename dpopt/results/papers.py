@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,13 +119,12 @@ def check(published: Mapping[str, Any], paper: _Paper) -> None:
 
 def measured(manifest: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The paper's words for each workload, by the workload's name in tables."""
-    specs = [cell["cell"]["workload"] for cell in manifest["cells"]]
-    names, words = workload_names(specs), {}
-    for spec in specs:
+    specs, words = [cell["cell"]["workload"] for cell in manifest["cells"]], {}
+    for name, spec in zip(workload_names(specs), specs, strict=True):
         for entry in manifest["published"]["workloads"]:
             called = tuple(_called(item, spec) for item in entry["is"])
             if all(spec.get(key) == value for key, value in entry.items() if key != "is") and all(called):
-                words[names[json.dumps(spec, sort_keys=True)]] = called
+                words[name] = called
     return words
 
 

@@ -249,19 +249,17 @@ def _block(entries: pd.DataFrame) -> Iterator[Row]:
     best = scores[ranks.index[0]]
     there = tests.fillna(tests.min(axis=None))
     standing = compared(tests)
+    rows: dict[str, Row] = standing.drop(columns="visible").to_dict("index")
     block = {"score": ranked["score"].dropna().iloc[0], "visible": standing["visible"].iloc[0]}
-    numbers: dict[str, Row] = {}
-    for label, of_label in standing.drop(columns="visible").to_dict("index").items():
-        of_label |= {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
+    for label, rank in ranks.items():
+        of_label = rows[label] | {"mean": there[label].mean(), "std": there[label].std(), "difference": 0.0}
         if label != best.name:
             # Corrected as p is, so that the interval of a row that may be the best holds 0.
             differences, largest = (there[label] - best).to_numpy(), unit.ends[1] - unit.ends[0]
             pairs = statistics.difference(differences, len(there.columns) - 1, largest)
             of_label |= {"difference": pairs.mean, "low": pairs.low, "high": pairs.high}
-        numbers[label] = of_label
-    for label, rank in ranks.items():
         place = _of_method(ranked[ranked["label"] == label]) | block | _EMPTY
-        yield place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | numbers[label]
+        yield place | {"rank": rank, "is_first": rank == ranks.iloc[0]} | of_label
     lacking = _lacking(entries)
     for label, of_label in entries[is_unranked].groupby("label", sort=False):
         reason = without_score(of_label) or (_NOTHING if label in lacking else _BY_HAND)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from dpopt.results.figures import Plot
 
-LAYOUTS = ("long", "wide")
-
 
 def load_results(
     results: str | Path = "results",
@@ -137,8 +135,8 @@ class Results:
         Raises:
             ConfigError: no such layout or score, or a suite that names no paper.
         """
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
+        if layout not in ("long", "wide"):
+            raise unknown("layout", layout, ("long", "wide"))
         called = self.called(names)
         if layout == "wide":
             if scores or compare:

@@ -124,15 +124,10 @@ def crossed(values: _Array, comparisons: int = 1, largest: float = math.inf) -> 
 
 
 class _Standing(NamedTuple):
-    """The methods of a block that may be its best.
+    """The methods of a block that may be its best."""
 
-    Attributes:
-        p: that no other method is better, shape [methods]; NaN without another that shares `FEWEST` seeds.
-        visible: the difference below which two methods are not told apart: the median over pairs; NaN without any.
-    """
-
-    p: _Array
-    visible: float
+    p: _Array  # that no other method is better, shape [methods]; NaN without another that shares `FEWEST` seeds
+    visible: float  # the difference below which two methods are not told apart: the median over pairs; NaN without any
 
     @property
     def may_be_best(self) -> NDArray[np.bool_]:

@@ -32,7 +32,6 @@ PAGE = "All columns: docs/guide/tables.md."
 MARKS = f"{BEST} Italics: spends more than ε, or set by hand."
 _CAPTION = f"Test score: mean ± standard deviation over seeds. {MARKS} ε with tuning: of the whole search."
 _REFERENCE = "for reference"
-_WIDEN_NOTE = "ε with tuning counts {} further runs beyond the grid, made or not."
 
 
 def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
@@ -58,7 +57,7 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         entries, optimizer, widen = registry.entries("optimizer"), group["optimizer"].iloc[0], group["widen"].max()
         notes = [
             entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
-            _WIDEN_NOTE.format(widen) if widen else "",
+            f"ε with tuning counts {widen} further runs beyond the grid, made or not." if widen else "",
             f"{unscored}, which counts as diverged: not ranked." if unscored else "",
             _fallen(group),
         ]
@@ -208,11 +207,12 @@ def as_table(
     begins = np.flatnonzero(place.ne(place.shift()).any(axis="columns"))
     setting = ", ".join(value if name == "workload" else f"{name} = {value}" for name, value in constant.items())
     heading = f"{title}: {setting}" if setting else title
+    notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
     return Table(
         shown_texts.drop(columns=dropped),
         heading,
         f"{_CAPTION} {PAGE}",
-        _details(table, remarks),
+        " ".join([limit(table), *(f"{', '.join(labels)}: {note}" for note, labels in notes.items()), *remarks]),
         f"{heading}. {_CAPTION}",
         bold=marks(table["is_highest"], marked),
         italic=marks(is_reference, marked),
@@ -279,12 +279,6 @@ def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterat
         yield Column(f"published {unit.label}", text=published)
 
 
-def _details(table: pd.DataFrame, remarks: Sequence[str] = ()) -> str:
-    notes = table[table["note"] != ""].groupby("note", sort=False)["label"].unique()
-    to_rows = [f"{', '.join(labels)}: {note}" for note, labels in notes.items()]
-    return " ".join([limit(table), *to_rows, *remarks])
-
-
 def limit(table: pd.DataFrame) -> str:
     """The difference that a table or a ranking cannot show with its seeds, in a sentence."""
     parts = []
@@ -314,11 +308,6 @@ def upper(value: float) -> str:
     return number(value) if value == 0 or math.isinf(value) else f"{_raised(value, 3):.3g}"
 
 
-def _upper_delta(value: float) -> str:
-    """Two significant digits, rounded up: the printed epsilon holds at the printed delta too."""
-    return f"{_raised(value, 2):.1e}"
-
-
 def _raised(value: float, digits: int) -> float:
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
     return math.ceil(value / unit - 1e-9) * unit  # a value of so many digits stays, whatever its last bit
@@ -336,7 +325,7 @@ _SHARED = [
     Column("B", "batch_size", number),
     Column("epochs", "epochs", number),
     Column("C", "clip", number),
-    Column("δ", "delta", _upper_delta),
+    Column("δ", "delta", lambda value: f"{_raised(value, 2):.1e}"),  # the printed epsilon holds at the printed delta
     Column("seeds", "seeds"),
 ]
 """Columns that the title has, and not the table, where all rows agree."""

@@ -32,8 +32,6 @@ from dpopt.suites.schema import Keys
 
 _POLL = 1.0
 """Seconds between two looks at the jobs."""
-_LOOKS = 100
-"""Cells looked at in one of them, to show how far the suite is."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def launch(launcher: Any, job: Job, store: Store, cells: Sequence[Cell], tell: T
         time.sleep(_POLL)
         gone, before = [started for started in jobs if launcher.has_ended(started)], len(left)
         jobs = [started for started in jobs if started not in gone]
-        for _ in range(min(_LOOKS, len(left)) if jobs else len(left)):
+        for _ in range(min(100, len(left)) if jobs else len(left)):  # a few at a time show how far the suite is
             cell = left.popleft()
             left.extend(() if store.is_settled(cell.run_id) else (cell,))
         tell(News("waiting", reason=f"{len(jobs)} jobs", left=len(left)))

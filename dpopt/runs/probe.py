@@ -24,8 +24,6 @@ from dpopt.workloads.base import Split
 
 _SAMPLE = 256
 """Records that a timed cell is evaluated on; the time for all follows from theirs."""
-_LONG = 60.0
-"""Seconds after which a timed cell takes no further draw."""
 
 
 def find_times(
@@ -87,7 +85,7 @@ def _draw(ready: Prepared, limit: int) -> tuple[float, Any, float]:
     clock = [(0, time.perf_counter())]
     for state, _ in training.steps(ready.stepper, oracle, ready.state):
         clock.append((oracle.draws_taken, finished_at(state.theta)))
-        if oracle.draws_taken >= limit or clock[-1][1] - clock[0][1] > _LONG:
+        if oracle.draws_taken >= limit or clock[-1][1] - clock[0][1] > 60:  # seconds
             break
     # The first step fills what the others find ready; where it is the only one, it has to do.
     (before, begin), (after, end) = clock[len(clock) > 2], clock[-1]

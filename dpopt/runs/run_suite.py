@@ -34,8 +34,6 @@ from dpopt.suites.suite import Suite, check_engine, other_engines
 from dpopt.training import resolve_device
 from dpopt.workloads.features import cores
 
-_TIMED_DRAWS = 5
-"""Draws by which a row is timed where the suite has a limit `max_hours`."""
 _START = {"inline": "preparing the first cell", "local": "starting {} workers", "span": "starting {} processes"}
 """Engine -> what is shown until the first cell is heard of."""
 
@@ -188,7 +186,7 @@ def _refuse_longer(
     rows = estimate.rows(planned, store, suite.marks)
     if retry:  # what has failed is still noted, and is to be run
         rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
-    probe.find_times(rows, store, suite, at_once, _TIMED_DRAWS, console)
+    probe.find_times(rows, store, suite, at_once, limit=5, console=console)
     for row in rows:
         if row.timing and row.timing.failure:
             console.print(f"{row.label} failed: {row.timing.failure}")

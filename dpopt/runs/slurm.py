@@ -26,13 +26,6 @@ from dpopt.fields import Count
 from dpopt.runs.launchers import Job
 from dpopt.suites.schema import Keys
 
-_JOBS = 20
-"""Jobs of a suite that states no number: each imports torch, so one for each cell would do little else."""
-_MINUTES = 5
-"""Time of a job that states none, the same on a cluster and in a rehearsal."""
-_REQUEUES = 100
-"""Times that a job may run out of time."""
-
 
 class Launcher:
     """An array of jobs; see `launchers`."""
@@ -41,14 +34,15 @@ class Launcher:
         options = {
             "name": "dpopt",
             "cpus_per_task": 1,
-            "timeout_min": _MINUTES,
+            "timeout_min": 5,  # the same on a cluster and in a rehearsal
             "slurm_array_parallelism": suite.workers,
             **suite.options,
         }
         folder, cluster = (str(options.pop(key, "slurm")) for key in ("folder", "cluster"))
-        self.room = fields.convert(options.pop("at_once", suite.workers or _JOBS), Count, "options.at_once", {})
+        # Each job imports torch, so one for each cell would do little else.
+        self.room = fields.convert(options.pop("at_once", suite.workers or 20), Count, "options.at_once", {})
         try:
-            often = {"slurm_max_num_timeout": _REQUEUES, "local_max_num_timeout": _REQUEUES}
+            often = dict.fromkeys(("slurm_max_num_timeout", "local_max_num_timeout"), 100)  # a job may run out of time
             self._executor = submitit.AutoExecutor(folder, cluster=cluster, **often)
             self._executor.update_parameters(**options)
         except (RuntimeError, ValueError, NameError, AssertionError) as error:

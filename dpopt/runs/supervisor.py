@@ -48,8 +48,6 @@ STARTS = 3
 """Workers in a row that end before any cell does, after which a run is given up."""
 _POLL = 1.0
 """Seconds between two looks at the clock, and at who has asked to stop."""
-_FOREVER = timedelta(days=30)
-"""Limit of a group's wait for each other: the supervisor, which sees their ends, is faster than any timeout."""
 
 
 @dataclass
@@ -218,7 +216,8 @@ def _serve(
             torch.cuda.set_device(device)
         # NCCL wants a GPU for each process, Gloo can share them.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and len({*devices}) == len(devices) else "gloo"
-        dist.init_process_group(backend, meeting, _FOREVER, rank=rank, world_size=len(devices))
+        forever = timedelta(days=30)  # the supervisor, which sees their ends, is faster than any timeout
+        dist.init_process_group(backend, meeting, forever, rank=rank, world_size=len(devices))
         if rank:
             _follow(suite, store)
         else:
@@ -230,8 +229,7 @@ def _follow(suite: Keys, store: Store) -> None:
     # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lease = cast(Lease, SimpleNamespace(check=lambda: None))
-    keys = ("device", "physical_batch", "marks", "isolate")
-    how: dict[str, Any] = {key: getattr(suite, key) for key in keys}
+    how: dict[str, Any] = {key: getattr(suite, key) for key in ("device", "physical_batch", "marks", "isolate")}
     with suppress(Left):  # between cells, or in one, whose attempt then counts as one that has died
         while True:
             cell = _broadcast(None)

@@ -26,8 +26,6 @@ ABOUT, PARTS = "suite.json", "parts"
 RUNS = "runs.jsonl.xz"
 _LARGEST = 2**31
 """Bytes that a file may unpack to: a few kilobytes can stand for terabytes."""
-_MEMORY = 2**28
-"""Bytes that unpacking may use; a file can ask for a dictionary of gigabytes."""
 _MOST = 5_000
 """Entries of a part, so that one is a few megabytes."""
 _Entries = dict[tuple[str, str], dict[str, Any]]
@@ -183,7 +181,8 @@ def pack(lines: Iterable[bytes]) -> bytes:
 
 def unpack(path: Path) -> Iterator[dict[str, Any]]:
     """The content of each line, without its seal; raises as `files.content`, and `Damaged` where it was changed."""
-    packed, unpacker = files.content(path), lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY)
+    # Of limited memory, as a file can ask for a dictionary of gigabytes.
+    packed, unpacker = files.content(path), lzma.LZMADecompressor(lzma.FORMAT_XZ, 2**28)
     rest, total, number = b"", 0, 0
     while not unpacker.eof:
         try:

@@ -42,25 +42,6 @@ def source() -> dict[str, Any]:
     }
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
-    """A device as plain data: of a GPU also bytes of memory, compute capability, and versions of what drives it."""
-    import torch
-
-    if device.type != "cuda":
-        return {"name": cpu()}
-    gpu = torch.cuda.get_device_properties(device)
-    # torch does not know the version of NVIDIA's driver.
-    drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "name": gpu.name,
-        "memory": gpu.total_memory,
-        "capability": f"{gpu.major}.{gpu.minor}",
-        "driver": drivers.splitlines()[0] if drivers else None,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-
-
 def code() -> str:
     """The first 16 hex digits of a SHA-256 over the package's files: which code it is, without a history."""
     package, content = Path(__file__).parents[1], hashlib.sha256()
@@ -77,7 +58,7 @@ def unknown_commits(commits: Iterable[str]) -> list[str]:
 
 def _git(*arguments: str) -> str | None:
     tree = source_tree()  # None for an installed package, which may lie in the folder of another project
-    return _output("git", "-C", str(tree), *arguments) if tree else None
+    return output("git", "-C", str(tree), *arguments) if tree else None
 
 
 @cache
@@ -91,7 +72,8 @@ def cpu() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
-def _output(*command: str) -> str | None:
+def output(*command: str) -> str | None:
+    """The text that a program prints, without its last line's end; None where it fails or is not there."""
     try:  # a limit, as git may wait for a lock or for a file system that is gone
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

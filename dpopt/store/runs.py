@@ -15,7 +15,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,8 +35,6 @@ SETTLED: tuple[State, ...] = (*RESULTS, "failed", "damaged")
 """The states of a cell that `dpopt run` leaves alone."""
 Failure = Literal["failed", "died", "timeout"]
 """The ways in which a cell fails: by an error in it, with its worker process, or by taking too long."""
-Track = Callable[[Sequence[Any], str], Iterable[Any]]
-"""Gives the elements of a sequence, and shows under a title how far it is."""
 RUN = "run.json"
 # A process that dies while it removes these leaves `cell.json`, which shows whose the folder was.
 _UNFINISHED = ("checkpoint.pt", "tries.json", "error.json", "curve.jsonl", "cell.json")
@@ -46,10 +44,6 @@ _RECORD_KEYS = {"schema", "run_id", "cell", "status", "epsilon", "epsilon_target
 """Keys without which a record is not read."""
 UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 """Raised where stored content lacks something, or holds something else than what is read of it."""
-_MEASUREMENTS = ("bench", "audit")
-"""The folders of what `dpopt bench` and `dpopt audit` measured."""
-_KEPT = 64
-"""Runs that a store remembers: readers ask for a run's record, ledger and curve one after the other."""
 
 
 class _Tries(NamedTuple):
@@ -200,7 +194,8 @@ class Store:
         run = Run.of(files.unsealed(files.content(path), path), path)
         if run.record["run_id"] != run_id:
             raise Damaged(f"{path}: it is that of {run.record['run_id']}")
-        while len(self._kept) >= _KEPT:  # threads share a store, so the key may be gone already
+        # A few are remembered: readers ask for a run's record, ledger and curve one after the other.
+        while len(self._kept) >= 64:  # threads share a store, so the key may be gone already
             self._kept.pop(next(iter(self._kept)), None)
         self._kept[run_id] = version, run
         return run
@@ -332,17 +327,13 @@ class Store:
         """Replace the curve by `entries`: those that a run which continues has already passed."""
         files.write(self.folder(run_id, "curve.jsonl"), "".join(files.dumps(entry) + "\n" for entry in entries))
 
-    def checkpoint(self, run_id: str) -> Path:
-        """The file of a run's checkpoint."""
-        return self.folder(run_id, "checkpoint.pt")
-
     def save_checkpoint(self, run_id: str, content: bytes) -> None:
         """Replace a run's checkpoint."""
-        files.write_checked(self.checkpoint(run_id), content)
+        files.write_checked(self.folder(run_id, "checkpoint.pt"), content)
 
     def load_checkpoint(self, run_id: str) -> bytes:
         """The content of a run's checkpoint; raises `FileNotFoundError` without one, `Damaged` where it was changed."""
-        return files.read_checked(self.checkpoint(run_id))
+        return files.read_checked(self.folder(run_id, "checkpoint.pt"))
 
     def lease(self, run_id: str) -> leases.Lease:
         """The right to run a cell, for a `with` block, which takes it and raises `Held` if another process has it."""
@@ -412,7 +403,7 @@ class Store:
 
     def measurements(self) -> list[Path]:
         """The records of what `dpopt bench` and `dpopt audit` measured."""
-        return [path for kind in _MEASUREMENTS for path in sorted((self.root / kind).glob("*/record.json"))]
+        return [path for kind in ("bench", "audit") for path in sorted((self.root / kind).glob("*/record.json"))]
 
     def add(self, kind: Literal["bench", "audit"], record: Mapping[str, Any]) -> Path:
         """Write a measurement; gives its folder, which is named by the `address` of its record."""

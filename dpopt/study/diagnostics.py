@@ -23,10 +23,6 @@ from dpopt.study.optimal_clip import mse, optimal_clip
 
 _CLIPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Bounds C that class weights are computed for, beside the run's own."""
-_LAST = 0.25
-"""Class weights are those of the last quarter of a run."""
-_GRADIENTS = 128
-"""Examples of a draw from which its best bound is estimated."""
 _ESTIMATES = 8
 """Times in a run that it is estimated."""
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -56,7 +52,7 @@ class Diagnostics:
     def __call__(self, seen: Seen) -> None:
         norms = seen.norms[seen.mask]
         self._norms.append(norms)
-        if self._classes and seen.draw >= (1 - _LAST) * self._draws:
+        if self._classes and seen.draw >= 0.75 * self._draws:  # class weights are those of the last quarter
             self._last.append((norms, seen.y[seen.mask]))
         if len(norms):  # an empty draw has no best bound, and the one before it stands in
             self._seen = seen
@@ -95,8 +91,8 @@ class Diagnostics:
         return content
 
     def _best_bound(self, seen: Seen) -> dict[str, Any]:
-        """C* and MSE(C) of the draw's mean gradient, estimated from some of its examples as they are clipped."""
-        rows = seen.mask.nonzero()[:_GRADIENTS, 0]
+        """C* and MSE(C) of the draw's mean gradient, estimated from 128 of its examples as they are clipped."""
+        rows = seen.mask.nonzero()[:128, 0]
         x, y = seen.x[rows], seen.y[rows]
         parts = [weight * self._engine.gradients(theta, x, y) for weight, theta in seen.points]
         gradients = torch.stack(parts).sum(dim=0)

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
     from dpopt.workloads.base import Outline, Workload
 
-_TIMES = {"draws", "seconds_prepare", "seconds_train", "provenance"}
-"""The keys of a record that tell its run's time."""
-_RECORDS = 100
-"""The most finished cells whose times are averaged for a row."""
 CALL = 2e-3
 """Seconds of a gradient that go into calling torch, in an estimate: about those of the digits' network on a CPU."""
 PREPARE = 0.1
@@ -125,8 +121,9 @@ class CostRow:
     def by_records(self, store: Store, device: str) -> Timing | None:
         """The mean time of the row's first finished cells on a device, as `provenance` names it; None without any."""
         done = (cell.run_id for cell, state in zip(self.cells, self.states, strict=True) if state == "done")
-        records = [store.record(run_id) for run_id in islice(done, _RECORDS)]
-        timed = [record for record in records if record.keys() >= _TIMES and record["draws"]]
+        records = [store.record(run_id) for run_id in islice(done, 100)]  # enough for a mean
+        needed = {"draws", "seconds_prepare", "seconds_train", "provenance"}  # which tell its time
+        timed = [record for record in records if record.keys() >= needed and record["draws"]]
         timed = [record for record in timed if record["provenance"].get("device", "") == device]
         if not timed:
             return None

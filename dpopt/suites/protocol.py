@@ -11,8 +11,6 @@ from dpopt.suites.searches import SEARCHED, Planned
 
 _SEEDS = 5
 """The fewest replicates from which a difference can be shown."""
-_BASELINES = {"dp_sgd": "DP-SGD", "dp_adam": "DP-Adam"}
-"""The methods with whose searches every other one is compared."""
 
 
 def departures(planned: Iterable[Planned]) -> list[str]:
@@ -63,7 +61,8 @@ def departures(planned: Iterable[Planned]) -> list[str]:
     optimizers = [entry.cell.optimizer for entry in first.values() if entry.tuning in SEARCHED]
     # Of a schedule the method that it is laid around counts.
     searched = {each["base"]["name"] if each["name"] == "scheduled" else each["name"] for each in optimizers}
-    return lines + [f"no row searches {method}" for name, method in _BASELINES.items() if name not in searched]
+    baselines = {"dp_sgd": "DP-SGD", "dp_adam": "DP-Adam"}  # with whose searches every other one is compared
+    return lines + [f"no row searches {method}" for name, method in baselines.items() if name not in searched]
 
 
 def _largest_search(entries: list[Planned]) -> int:

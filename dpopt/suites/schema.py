@@ -73,28 +73,21 @@ class Published:
     epsilon: dict[Positive, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        def is_name(item: Any) -> bool:  # or {field: {value: name}}
+            is_choice = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict)
+            return is_choice or isinstance(item, str)
+
         for entry in self.workloads:
             called = entry.get("is")
-            is_called = isinstance(called, list) and len(called) == 3 and all(map(_is_name, called))
+            is_called = isinstance(called, list) and len(called) == 3 and all(map(is_name, called))
             if "name" not in entry or not is_called:
                 allowed = "expected {name: ..., field: value, is: [data set, model, subset]}"
                 raise ConfigError("published.workloads", entry, allowed)
 
 
-def _is_name(item: Any) -> bool:
-    """True if `item` is a name or {field: {value: name}}."""
-    if isinstance(item, str):
-        return True
-    return isinstance(item, dict) and len(item) == 1 and all(isinstance(names, dict) for names in item.values())
-
-
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a suite; `conf/base/suite.yaml` explains each.
-
-    Attributes:
-        epochs: an axis of its own, or the number for each target epsilon.
-    """
+    """The keys of a suite; `conf/base/suite.yaml` explains each."""
 
     name: Name
     optimizers: Several[str]
@@ -115,7 +108,7 @@ class Keys:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     delta: Probability | None = None
     batch_size: Several[Count] | None = None
-    epochs: dict[Bound, Positive] | Several[Positive] | None = None
+    epochs: dict[Bound, Positive] | Several[Positive] | None = None  # an axis, or the number for each target epsilon
     clip: Several[Bound] | None = None
     workers: Few | None = None
     physical_batch: Count | None = None

@@ -12,9 +12,6 @@ from dpopt import fields, registry
 from dpopt.testing.task import Task, require_near
 from dpopt.types import Optimizer
 
-_LIMIT_TOLERANCE = 1e-6
-"""The distance of a special case from what it should equal, as a share of the way; both are in float64."""
-
 
 def is_frozen_configuration(optimizer: Optimizer) -> None:
     """A frozen, hashable dataclass with a revision that equals a copy of itself."""
@@ -68,7 +65,7 @@ def equals_its_declared_limits(optimizer: Optimizer) -> None:
             one, two = task.record(special), task.record(other)
             complaint = f"{entry.name} with {limit['fields']} is not {limit['equals']}"
             assert one.plan.ledger == two.plan.ledger, f"{complaint}: it releases something else"
-            require_near(one.final.theta, two.final.theta, one.start, _LIMIT_TOLERANCE, complaint)
+            require_near(one.final.theta, two.final.theta, one.start, 1e-6, complaint)
 
 
 def entries_of(optimizer: Optimizer) -> list[registry.Registered]:

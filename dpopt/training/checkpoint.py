@@ -29,7 +29,6 @@ from dpopt.privacy.ledger import Ledger, Plan
 from dpopt.privacy.sampling import derive
 from dpopt.store.leases import LEASE, Lease
 
-_FILE = "checkpoint.pt"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """The part of a printed object that is another one in each process."""
 
@@ -99,7 +98,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path | None, run: Mapping[str, Any], device: torch.device, is_writer: bool) -> None:
-        self.path = Path(folder, _FILE) if folder is not None else None
+        self.path = Path(folder, "checkpoint.pt") if folder is not None else None
         self._is_writer = is_writer
         # Hashes, as the folder may be copied to where the data must not be.
         self._run = {name: f"{derive(part):032x}" for name, part in run.items()}

@@ -63,8 +63,6 @@ _ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
 """Arguments of other libraries -> what there is in their place."""
 CHECKPOINT_SECONDS = 60.0
 """At least so much time lies between two checkpoints."""
-_COMPARED = 64
-"""Records whose views and losses tell two runs of one seed apart."""
 
 
 @partial(fields.checked, elsewhere=_ELSEWHERE)
@@ -240,8 +238,7 @@ def fit(
         if checkpoint is not None:  # all records are hashed for it
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
             run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
-            run |= code
-            run |= {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
+            run |= code | {"multiplicity": multiplicity, "device": place.type, "kernel": REVISION, **subject.identity()}
             run |= {"unit": digest(*seen.train)} if of_person else {}
         file, start = Checkpoint(checkpoint, run, place, is_first), clipper.theta
         if file.start not in (None, digest(start)):
@@ -457,7 +454,7 @@ def _seeds(
     beside all this which random numbers a layer draws.
     """
     looks: list[object] = []
-    x, y = (send(part[:_COMPARED], subject.device) for part in seen.train)
+    x, y = (send(part[:64], subject.device) for part in seen.train)  # enough to tell two runs of one seed apart
 
     def views_and_losses() -> tuple[Tensor, Tensor]:
         inputs = seen.transform(x)

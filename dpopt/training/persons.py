@@ -23,9 +23,6 @@ from dpopt.errors import ConfigError
 from dpopt.training.subject import Subject
 from dpopt.workloads.base import Split
 
-_OWNERS = (str, bytes, int, float, date, UUID)
-"""Types of which equal values, and no others, are one person."""
-
 
 class PersonLoss(RecordLoss):
     """The mean of `function` over the rows of a person that are there; outputs [n, K, ...], targets [n, K, 2]."""
@@ -71,8 +68,9 @@ def rows_of(owners: Any) -> list[list[int]]:
 
 
 def _is_owner(value: Any) -> bool:
-    # Of floats, two whole numbers may be one from 2^53 on.
-    return isinstance(value, _OWNERS) and value == value and not (isinstance(value, float) and abs(value) >= 2**53)
+    # Equal values of these types, and no others, are one person; of floats two whole numbers may be one from 2^53 on.
+    is_of_kind = isinstance(value, str | bytes | int | float | date | UUID)
+    return is_of_kind and value == value and not (isinstance(value, float) and abs(value) >= 2**53)
 
 
 def by_person(subject: Subject, of_each: Sequence[list[int]], unit_rows: int) -> Subject:

@@ -19,9 +19,6 @@ from dpopt.clipping.layers import RECURRENT, refuse_unsafe
 from dpopt.errors import ConfigError
 from dpopt.training.trial import check_model, refused
 
-_GROUPS = 32
-"""Groups of a `GroupNorm`, where the channels can be divided so (Wu and He 2018)."""
-
 
 class Privatized(NamedTuple):
     """The result of `privatize`.
@@ -110,8 +107,9 @@ def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Modu
             raise ConfigError(where, type(module).__name__, "keeps no statistics to freeze: use batchnorm='group'")
         new = _with_activation(module, FrozenBatchNorm(module), where)
     else:
-        # Inputs of rows may have one value a channel, which a group of one channel would turn into zero.
-        groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(_GROUPS, module.num_features)
+        # Of 32 groups, where the channels can be divided so (Wu and He 2018). Inputs of rows may have one value a
+        # channel, which a group of one channel would turn into zero.
+        groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(32, module.num_features)
         grouped = nn.GroupNorm(groups, module.num_features, eps=module.eps, affine=module.affine)
         grouped.weight, grouped.bias = module.weight, module.bias
         new = _with_activation(module, grouped, where)

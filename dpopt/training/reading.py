@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
@@ -30,14 +29,8 @@ _TARGETS = ("label", "labels", "target", "y")
 """Names that a target goes by."""
 _TARGET, _INPUT = "(target)", "(input)"
 """Stand for a target, and for an input without a name, beside inputs with names."""
-_CHUNK = 1000
-"""Records of a Hugging Face data set that are read at once."""
 _FINITE = 2**22
 """Numbers that are looked at once for NaN and infinity; a mapped file need not fit into memory."""
-_REPEATED = 16
-"""Records that are read again, to see that they are the same."""
-_PLAIN_SAMPLERS = (SequentialSampler, RandomSampler, DistributedSampler)
-"""Samplers that order or share out the records of a data set, and leave none out for good."""
 _KINDS = (
     "expected a pair of arrays (inputs, targets), a mapping or a DataFrame of columns, a Dataset, a DataLoader, "
     "or a Hugging Face Dataset"
@@ -108,26 +101,23 @@ def repeats(data: Any) -> tuple[int, int]:
     data = data.dataset if isinstance(data, DataLoader) else data
     if not (isinstance(data, list | tuple | Subset | ConcatDataset) or getattr(data, "_indices", None) is not None):
         return 0, 1
-    counts = Counter(_origin(data, row) for row in range(len(data)))
-    return len(data) - len(counts), max(counts.values(), default=1)
+    counts = Counter(_origins(data))
+    return counts.total() - len(counts), max(counts.values(), default=1)
 
 
-def _origin(data: Any, row: int) -> tuple[int, int]:
-    """The data set, and the place in it, that row `row` of `data` comes from."""
-    while isinstance(data, Subset | ConcatDataset):
-        if isinstance(data, Subset):
-            data, row = data.dataset, int(data.indices[row])
-        else:
-            part = bisect_right(data.cumulative_sizes, row % len(data))
-            before = data.cumulative_sizes[part - 1] if part else 0
-            data, row = data.datasets[part], row % len(data) - before
-    row %= len(cast(Sized, data))
+def _origins(data: Any) -> list[tuple[int, int]]:
+    """The data set, and the place in it, that each row of `data` comes from."""
+    if isinstance(data, Subset):
+        origins = _origins(data.dataset)
+        return [origins[int(row)] for row in data.indices]
+    if isinstance(data, ConcatDataset):
+        return [origin for part in data.datasets for origin in _origins(part)]
     if isinstance(data, list | tuple):
-        return id(data[row]), 0
-    if isinstance(data, TensorDataset):  # two of them may hold the same tensors
-        return id(data.tensors[0]), row
+        return [(id(record), 0) for record in data]
     chosen = getattr(data, "_indices", None)  # of a Hugging Face `Dataset` after `select`
-    return id(data), int(chosen.column(0)[row].as_py()) if chosen is not None else row
+    rows = range(len(data)) if chosen is None else chosen.column(0).to_pylist()
+    # Two of `TensorDataset` may hold the same tensors.
+    return [(id(data.tensors[0] if isinstance(data, TensorDataset) else data), row) for row in rows]
 
 
 def _dataset(loader: DataLoader[Any], where: str) -> Any:
@@ -142,7 +132,9 @@ def _dataset(loader: DataLoader[Any], where: str) -> Any:
     if isinstance(batches, BatchSampler) and is_plain:
         sampler = batches.sampler  # a loader that takes a sampler of batches has a `sampler` that says nothing
     source: Any = getattr(sampler, "data_source", getattr(sampler, "dataset", loader.dataset))
-    is_whole = isinstance(sampler, _PLAIN_SAMPLERS) and len(source) == len(cast(Sized, loader.dataset))
+    # These order or share out the records of a data set, and leave none out for good.
+    is_plain_sampler = isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler)
+    is_whole = is_plain_sampler and len(source) == len(cast(Sized, loader.dataset))
     if not (is_whole and is_plain):
         how = "draws are Poisson, and of all records: give the data set, or a `torch.utils.data.Subset` of it"
         raise ConfigError(f"{where}.sampler", type(sampler if is_plain else batches).__name__, how)
@@ -187,7 +179,7 @@ def _hugging(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
     name = _target(names, where, target)
 
     def chunks() -> Iterator[dict[str, Tensor]]:
-        for chunk in data.with_format("torch", columns=names).iter(_CHUNK):
+        for chunk in data.with_format("torch", columns=names).iter(1000):
             for column, values in chunk.items():
                 if not isinstance(values, Tensor):
                     allowed = "expected numbers of one shape: pad or resize them, or `remove_columns`"
@@ -215,7 +207,7 @@ def _records(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
         rows = ({key: part[None] for key, part in parts(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
         # A data set that changes its records at random would be frozen: it is read once.
-        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), _REPEATED))}:
+        for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), 16))}:
             for key, part in parts(number).items():
                 kept = columns[key][number]
                 if part.shape != kept.shape or not bool(((part == kept) | ((part != part) & (kept != kept))).all()):

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt import fields, files, registry
+from dpopt.cells import mapped
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
@@ -349,17 +350,9 @@ def _form(value: Any) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _encoded(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encoded(each) for each in value]
     # JSON has no infinity and no NaN, and other readers refuse Python's.
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return mapped(value, lambda each: repr(each) if isinstance(each, float) and not math.isfinite(each) else each)
 
 
 def _decoded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _decoded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_decoded(each) for each in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return mapped(value, lambda each: _NOT_FINITE.get(each, each) if isinstance(each, str) else each)

@@ -33,8 +33,6 @@ _NONE = (
 )
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
-_EXACT = Context(prec=20, Emax=MAX_EMAX)
-"""For e to the power of epsilon, which no float holds."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,8 @@ class Statement:
 
     def _guarantee(self) -> Iterator[str]:
         # As it was written: the float 1e-5 is a little more, and would be rounded up.
-        factor, delta = _up(Decimal(self.epsilon).exp(_EXACT), 3), Decimal(repr(self.delta))
+        delta, exact = Decimal(repr(self.delta)), Context(prec=20, Emax=MAX_EMAX)  # no float holds e to this power
+        factor = _up(Decimal(self.epsilon).exp(exact), 3)
         who = "any one record was" if self.unit == "record" else "all records of any one person were"
         # To be quoted alone, the sentence holds all that it depends on.
         limits = "" if self.seed_is_secret else ", for everyone who does not know the seed"

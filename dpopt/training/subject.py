@@ -26,8 +26,6 @@ Transform = Callable[[Tensor], Tensor]
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _EXACT = 2**53
 """Whole numbers up to it are themselves in float64."""
-_DIGESTED = 10_000
-"""Records that are converted at once, to tell data sets apart."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class Subject:
     @cached_property
     def records(self) -> list[str]:
         """All training records as digests, the same whatever type they are stored in."""
-        parts = zip(*(part.split(_DIGESTED) for part in self.train), strict=True)
+        parts = zip(*(part.split(10_000) for part in self.train), strict=True)
         return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 
     def identity(self) -> dict[str, Any]:

@@ -24,26 +24,8 @@ from dpopt.clipping.mixing import beside, forked
 from dpopt.clipping.views import Multiplied, multiplied, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
-from dpopt.training.subject import (
-    WHOLE,
-    Adapter,
-    Subject,
-    Transform,
-    described,
-    sample,
-    scores,
-    telling,
-    unchanged,
-)
+from dpopt.training.subject import WHOLE, Adapter, Subject, Transform, described, sample, scores, telling, unchanged
 from dpopt.workloads.base import Split, accuracy
-
-_EXAMINED = 256
-"""The most records that are looked at for a gradient."""
-_TRAINED = (torch.float32, torch.float64)
-_RECORDS = 8
-"""Records whose graphs are looked at for parameters that the loss does not use."""
-_LOOKS = 8
-"""Times that a random model is run before a parameter counts as unused: a block may be left out by chance."""
 
 
 @contextmanager
@@ -69,7 +51,7 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(f"model.{name}", "device meta", "it has no values: initialise it first")
     types = {p.dtype: name for name, p in model.named_parameters() if p.requires_grad}
     for dtype, name in types.items():
-        if dtype not in _TRAINED or len(types) > 1:
+        if dtype not in (torch.float32, torch.float64) or len(types) > 1:
             allowed = "expected trained parameters of one type, float32 or float64 (see `precision` for bfloat16)"
             raise ConfigError(f"model.{name}", str(dtype), allowed)
 
@@ -147,7 +129,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
 def blindness(subject: Subject) -> str | None:
     """The reason, in words, why no record looked at has a finite loss and a finite gradient but zero; else None."""
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
-    rows = torch.linspace(0, len(split.x) - 1, min(_EXAMINED, len(split.x))).long()
+    rows = torch.linspace(0, len(split.x) - 1, min(256, len(split.x))).long()
     parameters = [p for p in model.parameters() if p.requires_grad]
     with unchanged(model, is_training=True):
         for is_beside in (False, True):
@@ -193,7 +175,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
 
     Their names are those of `owner`, which has the same parameters in the same order.
     """
-    rows = torch.linspace(0, len(train.x) - 1, min(_RECORDS, len(train.x))).long()
+    rows = torch.linspace(0, len(train.x) - 1, min(8, len(train.x))).long()
     tried = Split(*(part[rows.to(part.device)] for part in train))
     looks: list[set[_Place]] = []
     # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
@@ -201,7 +183,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
         places: set[_Place] = set()
         with unchanged(seen.model, is_training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
-            for look in range(_LOOKS):
+            for look in range(8):  # a random model may leave a block out by chance
                 torch.default_generator.manual_seed(look)
                 each = _unreached(owner, seen.loss(seen.model(seen.transform(x)), y))
                 places = each & places if look else each

@@ -41,17 +41,11 @@ class Splits(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The shapes of a workload, on the meta device: what can be counted before there are data or weights.
+    """The shapes of a workload, on the meta device: what can be counted before there are data or weights."""
 
-    Attributes:
-        model: its trained parameters require gradients.
-        record: one record as the model takes it, x [1, ...] and y [1, ...].
-        tested: records of the test split; a workload may look at some of them only.
-    """
-
-    model: nn.Module
-    record: Split
-    tested: int
+    model: nn.Module  # its trained parameters require gradients
+    record: Split  # one record as the model takes it, x [1, ...] and y [1, ...]
+    tested: int  # records of the test split; a workload may look at some of them only
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,12 @@ _RANGES = np.array(
 
 @dataclass(frozen=True)
 class _Bundled(Workload):
-    """A ReLU network of one hidden layer on a data set of scikit-learn; the test split is fixed."""
+    """A ReLU network of one hidden layer on a data set of scikit-learn; the test split is fixed.
+
+    Args:
+        hidden: width of the hidden layer.
+        validation: see `Workload`.
+    """
 
     hidden: Count = 64
 
@@ -54,12 +59,7 @@ class _Bundled(Workload):
 
 @dataclass(frozen=True)
 class DigitsMLP(_Bundled):
-    """A 64-`hidden`-10 ReLU network on the digits, pixels scaled to [0, 1]; the test split is fixed.
-
-    Args:
-        hidden: width of the hidden layer.
-        validation: see `Workload`.
-    """
+    """A 64-`hidden`-10 ReLU network on the digits, pixels scaled to [0, 1]; the test split is fixed."""
 
     validation: int = 180
 
@@ -75,12 +75,7 @@ class DigitsMLP(_Bundled):
 
 @dataclass(frozen=True)
 class BreastCancer(_Bundled):
-    """A 30-`hidden`-2 ReLU network; columns are scaled to [0, 1] by their published ranges, the test split is fixed.
-
-    Args:
-        hidden: width of the hidden layer.
-        validation: see `Workload`.
-    """
+    """A 30-`hidden`-2 ReLU network; columns are scaled to [0, 1] by their published ranges, the test split is fixed."""
 
     validation: int = 55
     hidden: Count = 16

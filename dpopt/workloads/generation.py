@@ -24,7 +24,6 @@ _DATA = "e2e_nlg"
 _END = "<|endoftext|>"
 IGNORED = -100
 """Target of positions that the loss leaves out."""
-_SAMPLES = 5
 _BATCH = 128
 
 
@@ -146,7 +145,7 @@ class E2E(Workload):
         written = tokenizer.decode_batch(generate(predict, prompts, end, self.length, self.beams))
         texts = [text.strip() for text in written]
         scores = generation_metrics.scores(texts, [references[meaning] for meaning in meanings])
-        return {**nll, **scores, "samples": texts[:_SAMPLES]}
+        return {**nll, **scores, "samples": texts[:5]}
 
     def tokens(self, split: str) -> Split:
         """Sequences, int32 [n, length], and targets, int64 [n, length], of one split; memory-mapped."""

@@ -128,7 +128,7 @@ def test_workloads_are_chosen_by_either_name(maker):
 
 
 def names(*specs):
-    return list(workload_names([{"name": "images", "revision": 1, **spec} for spec in specs]).values())
+    return workload_names([{"name": "images", "revision": 1, **spec} for spec in specs])
 
 
 def test_workloads_are_named_by_their_data_and_what_tells_them_apart():

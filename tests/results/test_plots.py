@@ -374,6 +374,6 @@ def test_workloads_are_named_by_what_tells_them_apart():
         {"name": "my_own"},
     ]
     names = ["ViT-Ti head, CIFAR-10", "ViT-Ti head, CIFAR-10, size 64", "ViT-Ti head, CIFAR-100 subset"]
-    assert list(readable_names(specs).values()) == [*names, "MiniLM LoRA, SST-2", "digits MLP", "my own"]
+    assert readable_names(specs) == [*names, "MiniLM LoRA, SST-2", "digits MLP", "my own"]
     again = {**image, "data": "cifar10", "name": "mine"}
-    assert len(set(readable_names([*specs, again]).values())) == 7
+    assert len(set(readable_names([*specs, again]))) == 7

@@ -89,7 +89,7 @@ def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(suite, store, a
         )
     (run_id,) = store.run_ids()
     assert [each.kind for each in news if each.run_id] == ["begin", "interrupted"]
-    assert store.checkpoint(run_id).exists()
+    assert store.folder(run_id, "checkpoint.pt").exists()
     assert (store.tries(run_id).count, store.state(run_id)) == (0, "interrupted")
 
 

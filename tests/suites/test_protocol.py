@@ -84,7 +84,7 @@ def test_constants_name_tasks_as_the_page_of_the_leaderboard_does():
     workloads = [workload for name in LEADERBOARDS for workload in load_suite(name).workloads]
     stated = [{"name": each} if isinstance(each, str) else each for each in workloads]
     specs = [{**registry.entry("workload", each["name"]).fields, **each} for each in stated]
-    names = set(readable_names(specs).values())
+    names = set(readable_names(specs))
     constants = [entry.chosen_on for entry in registry.entries("optimizer").values()]
     stating = [name for name, path in suite_files().items() if "chosen_on" in path.read_text("utf-8")]
     constants += [row.get("chosen_on", {}) for name in stating for row in load_suite(name).settings.values()]

@@ -24,9 +24,6 @@ from dpopt.results.writing import Table
 from dpopt.store.runs import RESULTS, SETTLED, Store
 
 _STATES = (*SETTLED, "running", "interrupted", "pending")
-_AXES = {"batch_size": "B", "epochs": "epochs", "clip": "C"}
-_FIRST = "accuracy_vs_epsilon"
-_ORIGIN = {"code": "commit", "python": "Python", "device": "device"}
 
 
 def _failures(store: Store, failed: pd.DataFrame) -> list[dict[str, Any]]:
@@ -43,8 +40,8 @@ def _failures(store: Store, failed: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _setting(cells: pd.DataFrame) -> dict[str, str]:
     """The values that were planned on each axis."""
-    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ", **_AXES}
-    keys |= {"seed": "seeds", "accountant": "accountant"}
+    keys = {"workload": "workloads", "label": "rows", "epsilon_target": "target ε", "delta": "δ"}
+    keys |= {"batch_size": "B", "epochs": "epochs", "clip": "C", "seed": "seeds", "accountant": "accountant"}
     # A dash is a value too: a suite may have rows with a clipping bound and rows without.
     values = {name: [*map(text, sorted(cells[key].dropna().unique()))] for key, name in keys.items()}
     dashes = {name: ["–"] if cells[key].isna().any() else [] for key, name in keys.items()}
@@ -59,7 +56,8 @@ def _provenance(cells: pd.DataFrame) -> pd.DataFrame:
         pairs = zip(cells["commit"], cells["dirty"], strict=True)
         code = [f"{commit} with changed files" if dirty else commit for commit, dirty in pairs]
         cells = cells.assign(code=pd.Series(code, cells.index, dtype=object).where(cells["commit"].notna()))
-    names = _ORIGIN | {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
+    names = {"code": "commit", "python": "Python", "device": "device"}
+    names |= {key: key.removeprefix("version_") for key in cells if key.startswith("version_")}
     rows = []
     for key, name in names.items():
         counts = cells.get(key, pd.Series(dtype=str)).dropna().astype(str).value_counts().sort_index()
@@ -105,7 +103,7 @@ def page(
         of_suite: chooses the suite in a command.
     """
     cells, every = stored.cells, {plot.name: plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES}
-    lead, first = every.pop(_FIRST, None), list[dict[str, Any]]()
+    lead, first = every.pop("accuracy_vs_epsilon", None), list[dict[str, Any]]()
     private = chosen if chosen.empty else chosen[chosen["epsilon_target"] < math.inf]
     for workload, rows in [] if private.empty else private.groupby("workload", sort=False):
         figure = _drawing(lead, partial(draw, workload=workload), f"first-{len(first)}") if lead else {}

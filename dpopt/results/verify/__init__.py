@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpopt import files
+from dpopt.bars import watched
 from dpopt.cells import identity
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
@@ -28,7 +29,7 @@ from dpopt.results.results import Results
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
 from dpopt.store import Store, manifests
 from dpopt.store.provenance import unknown_commits
-from dpopt.store.runs import RESULTS, UNREADABLE, Run, Track, address
+from dpopt.store.runs import RESULTS, UNREADABLE, Run, address
 
 _WIDENED = 10**6
 """Numbers from here on are those of runs beyond the end of a grid: (1 + step) * _WIDENED + number of its first run."""
@@ -55,12 +56,7 @@ class Verified:
         self.findings += findings
 
 
-def verify(
-    store: Store,
-    suite: str | None = None,
-    track: Track = lambda sequence, title: sequence,
-    plots: Path | None = None,
-) -> Verified:
+def verify(store: Store, suite: str | None = None, plots: Path | None = None) -> Verified:
     """Verify all that `store` holds, and what its folder `published` does, or one suite of both.
 
     With `plots`, the folder of the figures' files, every published figure is drawn again. `ConfigError` for a suite of
@@ -71,17 +67,15 @@ def verify(
     holding = stores if suite is None else [each for each in stores if suite in each.suites()]
     with pricing.computed_anew():
         for each in holding:
-            _verify(each, [suite] if suite else each.suites(), suite is None, track, plots, verified)
+            _verify(each, [suite] if suite else each.suites(), suite is None, plots, verified)
     if not holding:
         store.manifest(str(suite))  # which says that there is no such suite, and what there is
     return verified
 
 
-def _verify(
-    store: Store, suites: list[str], is_whole: bool, track: Track, plots: Path | None, verified: Verified
-) -> None:
+def _verify(store: Store, suites: list[str], is_whole: bool, plots: Path | None, verified: Verified) -> None:
     planned, elsewhere, tally, is_readable = set[str](), set[str](), Counter[str](), True
-    for name in track(suites, "suites"):
+    for name in watched(suites, len(suites), "verifying suites", has_lines=True):
         # Of its own for each suite: archives are large, and a store keeps all that it has read.
         single = Store(store.root)
         try:
@@ -100,7 +94,8 @@ def _verify(
             differences = publishing.differences(Results(single, name), plots)
             verified.findings += [Finding(str(path), "file", "as its runs give it", why) for path, why in differences]
     directories = store.run_ids()
-    for run_id in track(directories if is_whole else sorted(planned - (elsewhere - {*directories})), "runs"):
+    run_ids = directories if is_whole else sorted(planned - (elsewhere - {*directories}))
+    for run_id in watched(run_ids, len(run_ids), "verifying runs", has_lines=True):
         _run(run_id, lambda run_id=run_id: store.run(run_id), tally, verified)
     commits = {text.removeprefix(_COMMIT): text for text in tally if text.startswith(_COMMIT)}
     unknown = {commits[name] for name in unknown_commits(commits)}

@@ -35,7 +35,6 @@ TIGHT = ("pld", "prv")
 _ABSOLUTE, _RELATIVE = 0.02, 0.002
 """Difference allowed between two tight accountants. `prv` adds its discretisation error of 0.01 to an epsilon that may
 itself be wrong by as much; the rest is for the grid of `pld`, which is felt in runs of over 10^4 draws."""
-_PROVENANCE = {"commit", "dirty", "versions", "python", "device"}
 
 
 class Finding(NamedTuple):
@@ -53,18 +52,12 @@ class Finding(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """One run, as its record states it.
+    """One run, as its record states it."""
 
-    Attributes:
-        where: its name in findings.
-        numbers: the record; its other keys are held to its "cell" and to the ledger, and older ones lack some.
-        curve: None where it was not published.
-    """
-
-    where: str
+    where: str  # its name in findings
     ledger: Ledger
-    numbers: Mapping[str, Any]
-    curve: list[dict[str, Any]] | None
+    numbers: Mapping[str, Any]  # the record: it is held to its "cell" and to the ledger, and older ones lack keys
+    curve: list[dict[str, Any]] | None  # None where it was not published
 
     @property
     def cell(self) -> Mapping[str, Any]:
@@ -109,7 +102,7 @@ def check(claims: Claims) -> Iterator[Finding]:
 def _stated(claims: Claims) -> Iterator[Finding]:
     """The name is the hash of the cell, and what is said of the cell beside it is what the cell says."""
     yield from claims.expect("run id of its cell", claims.numbers["run_id"], identity(claims.cell))
-    if missing := sorted(_PROVENANCE - claims.numbers["provenance"].keys()):
+    if missing := sorted({"commit", "dirty", "versions", "python", "device"} - claims.numbers["provenance"].keys()):
         yield Finding(claims.where, "provenance", "all there", f"no {', '.join(missing)}")
     for key in {"delta", "accountant"} & claims.numbers.keys():  # older records lack the accountant, their cells do not
         yield from claims.expect(key, claims.numbers[key], claims.cell[key])

@@ -88,7 +88,10 @@ def keep(entry: Entry) -> Entry:
     FOLDER.mkdir(exist_ok=True)
     # Written before the folder is moved, so that nothing but the two names can fail.
     file = entry.folder.with_suffix(".yaml")
-    file.write_text(_text(entry), encoding="utf-8")
+    content, style = entry.content(), {"sort_keys": False, "allow_unicode": True, "width": 120}
+    splits = yaml.safe_dump({"splits": content.pop("splits")}, default_flow_style=False, **style)
+    flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
+    file.write_text(flat + _PUBLIC + splits, encoding="utf-8")
     shutil.move(entry.folder, FOLDER / entry.name)
     shutil.move(file, FOLDER / file.name)
     return catalogue.entry(entry.name)
@@ -99,7 +102,7 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
 
     target = keys.target or "label"
     options = replace(keys, target=target)
-    classes, splits = _labelled(_without(_read(keys.from_, scratch), keys), target, keys.values.get(target))
+    classes, splits = _labelled(_read(keys, scratch), target, keys.values.get(target))
     splits, note = _with_test(splits, options)
     kind, chosen = _input(splits["train"].features, options)
     folder = Path(scratch) / name
@@ -150,11 +153,12 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
     return replace(entry, splits=parts)
 
 
-def _read(place: Path | None, scratch: str) -> Splits:
+def _read(keys: DataKeys, scratch: str) -> Splits:
+    """The splits at `keys.from_`, `train` among them, without the columns that are to be dropped."""
     import datasets
     import pandas as pd
 
-    if place is None:
+    if (place := keys.from_) is None:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     if not place.exists():
         raise ConfigError("from", str(place), "there is nothing")
@@ -176,10 +180,6 @@ def _read(place: Path | None, scratch: str) -> Splits:
     splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else {str(key): loaded[key] for key in loaded}
     if "train" not in splits:
         raise ConfigError("from", str(place), f"expected a split `train`, and there are {', '.join(splits)}")
-    return splits
-
-
-def _without(splits: Splits, keys: DataKeys) -> Splits:
     dropped, names = list(keys.drop or ()), splits["train"].column_names
     for key, name in [*(("drop", name) for name in dropped), *(("unit", name) for name in [keys.unit] if name)]:
         if name not in names:
@@ -343,10 +343,3 @@ def _columns(features: Mapping[str, Any], tables: Collection[Any], options: Data
         else:
             columns[name] = Column(range=UNSTATED) if is_number else Column(values=UNSTATED)
     return columns
-
-
-def _text(entry: Entry) -> str:
-    content, style = entry.content(), {"sort_keys": False, "allow_unicode": True, "width": 120}
-    splits = content.pop("splits")
-    flat = yaml.safe_dump(content, default_flow_style=None, **style)  # each list in a line
-    return flat + _PUBLIC + yaml.safe_dump({"splits": splits}, default_flow_style=False, **style)

@@ -21,16 +21,12 @@ ROWS = 256
 class Source:
     """The records of one split, not yet read.
 
-    Attributes:
-        name: of data set and split, for errors.
-        columns: what a record has.
-        records: how many there are.
-        read: name of a column -> its values, in batches of at most `ROWS`; an image is {"bytes": ..., "path": ...}.
+    `read` gives the values of a column in batches of at most `ROWS`; an image is {"bytes": ..., "path": ...}.
     """
 
-    name: str
-    columns: tuple[str, ...]
-    records: int
+    name: str  # of data set and split, for errors
+    columns: tuple[str, ...]  # that a record has
+    records: int  # their number
     read: Callable[[str], Iterator[list[Any]]]
 
 
