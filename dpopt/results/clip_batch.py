@@ -25,8 +25,6 @@ PARTS = ("C", "B", "both")
 LOST, GAINED = "lost", "gained"
 _NUMBERS = ["mean", "low", "high", "p", "seeds"]
 _COLUMNS = [*BLOCK, "score", "label", "is_failing", "epsilon_target", "effect", "part", *_NUMBERS]
-_MOST = 3
-"""Of more methods, a sentence gives the number."""
 _BEHIND = 20.0
 """Points of an accuracy: a method that is further behind the best one is not compared, as what fails needs nothing."""
 _NO_CLAIM = "These seeds show no method that needs C and B tuned more than the others."
@@ -266,8 +264,6 @@ def _change(of_methods: Mapping[tuple[str, float], Grid], low: float, high: floa
 
 
 def _named(names: Sequence[str], joint: str) -> str:
-    if len(names) > _MOST:
-        return f"{'one of ' if joint == 'or' else ''}{len(names)} methods"
     return f" {joint} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 

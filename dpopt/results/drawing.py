@@ -56,7 +56,12 @@ def on_page(width: float | None) -> Iterator[None]:
         _width.reset(token)
 
 
-def _subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray]:
+def page_width() -> float | None:
+    """The width that `on_page` gives figures, in inches; None where they are as wide as their panels take."""
+    return _width.get()
+
+
+def subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray]:
     """A figure and its axes: panels of `width` x `height` inches, or as wide as the page."""
     import matplotlib.pyplot as plt
 
@@ -155,7 +160,7 @@ def panels(
         options: of `plt.subplots`.
     """
     workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    figure, axes = _subplots(len(workloads), len(targets), width, height, **options)
+    figure, axes = subplots(len(workloads), len(targets), width, height, **options)
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
@@ -174,7 +179,7 @@ def workload_panels(
     """A figure with a panel, `width` x `height` inches, for each group of `frame`, and each panel with its rows."""
     groups = list(frame.groupby(list(by)))
     columns = min(int(_width.get() / _BESIDE) or 1 if _width.get() else 4, len(groups))
-    figure, axes = _subplots(-(-len(groups) // columns), columns, width, height)
+    figure, axes = subplots(-(-len(groups) // columns), columns, width, height)
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):
