@@ -68,7 +68,8 @@ Cells = Mapping[str, str]
 def page(rows: Iterable[Cells]) -> str:
     """Rows of texts as a table in Markdown, numbers to the right."""
     frame = pd.DataFrame([*rows]).fillna("")
-    align = ["left", *("right",) * (len(frame.columns) - 1)]
+    is_number = [frame[name].str.contains(r"^\W*\d|^$", regex=True).all() for name in frame.columns[1:]]
+    align = ["left", *("right" if each else "left" for each in is_number)]
     return str(frame.to_markdown(index=False, disable_numparse=True, colalign=align))
 
 

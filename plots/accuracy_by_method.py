@@ -34,7 +34,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         sorted(dots["epsilon_target"].unique()),
     )
     height = len(order) * (0.14 + 0.08 * len(targets)) + 0.9
-    figure, panels = workload_panels(dots, 3.4, height, by=["workload"])
+    names = 0.08 * max(map(len, order)) / min(4, dots["workload"].nunique())  # inches that they take of each panel
+    figure, panels = workload_panels(dots, 3.0 + names, height, by=["workload"])
     for panel, rows in panels:
         unit = shown(rows["score"].iloc[0])
         best = unit.factor * ceilings.loc[ceilings["workload"] == rows["workload"].iloc[0], "mean"].max()

@@ -33,7 +33,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
             look = {"capsize": 2, "label": method({"label": label, "tuning": line["tuning"].iloc[0]}), **style.line}
             panel.errorbar(line["epsilon_with_tuning"], unit.factor * line["mean"], bars(line), **look)
             beside = line[line["is_reference"]]
-            panel.plot(beside["epsilon_with_tuning"], unit.factor * beside["mean"], mfc="white", **style.dots)
+            panel.plot(beside["epsilon_with_tuning"], unit.factor * beside["mean"], mfc="white", zorder=3, **style.dots)
             alone = line[is_over[line.index] & (line["tuning"] != "fixed")]
             tick = {"ls": "none", "marker": "|", "ms": 9, "alpha": 0.5, "color": style.colour}
             panel.plot(alone["epsilon_single"], unit.factor * alone["mean"], **tick)

@@ -6,7 +6,7 @@ After Figure 5 of "On optimal hyperparameters for differentially private deep tr
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dpopt.results.axes import bars, run_axis
+from dpopt.results.axes import bars, run_axis, whole_ticks
 from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import Styles, by_label, legend, sweeps, workload_panels
 from dpopt.results.scores import shown
@@ -31,6 +31,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
             name = f"{label}, C tuned" if label in tuned else label
             panel.errorbar(line["epsilon_target"], unit.factor * line["mean"], bars(line), label=name, **style.line)
         panel.set(ylabel=f"test {unit.label}")
-        run_axis(panel, rows["epsilon_target"], "target ε, choice of B and C not paid for")
+        whole_ticks(panel.yaxis, 6)
+        run_axis(panel, rows["epsilon_target"], "target ε\n(choice of B and C not paid for)")
     legend(figure, styles)
     return figure

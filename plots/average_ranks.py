@@ -30,7 +30,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     axis.set_yticks(range(len(averages)), [_name(row) for row in averages.to_dict("records")])
     axis.set_ylim(len(averages) - 0.5, -0.5)
     axis.set_xlim(0.8, len(averages) + 0.2)
-    axis.set_xticks(range(1, len(averages) + 1))
+    axis.set_xticks(range(1, len(averages) + 1, 1 + len(averages) // 15))
     axis.set(xlabel=f"rank at equal {ranking.BUDGETS[frame['by'].iloc[0]]}")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

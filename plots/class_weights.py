@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dpopt.results.drawing import Styles, legend, named_epsilon, panels, shades
+from dpopt.results.axes import whole_ticks
+from dpopt.results.drawing import Styles, legend, panels, shades
 
 NEEDS = "classes"
 
@@ -35,8 +36,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
         for bound in bounds:
             relative = table[bound] / table[bound].loc[favoured]
             axis.plot(range(1, len(table) + 1), relative, color=colours[bound], label=f"C = {bound:g}")
-        axis.set_title(f"{workload}\n{label}, {named_epsilon(target)}", fontsize=9)
+        axis.set_title(f"{axis.get_title()}\n{label}")
         axis.set(xlabel="class, easiest to hardest\n(by its weight at C = 1)")
+        whole_ticks(axis.xaxis, 4)
         if axis.get_subplotspec().is_first_col():
             axis.set_ylabel("relative weight")
     for axis in axes.values():
@@ -51,6 +53,7 @@ def _log_axis(axis: Axes) -> None:
 
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    marks = (1,) if high >= 100 * low else (1, 2, 5) if high >= 5 * low else range(1, 10)
+    axis.yaxis.set_major_locator(LogLocator(subs=marks))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())

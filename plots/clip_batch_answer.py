@@ -8,8 +8,10 @@ within the grey band are too small to be shown by these seeds (the median half-w
 stand first. The learning rate is the one that each search selects; choosing C and B is not in ε.
 """
 
+import math
 import textwrap
 from collections import Counter
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,15 +23,33 @@ from matplotlib.figure import Figure
 
 from dpopt.results import clip_batch
 from dpopt.results.clip_batch import GAINED, LOST, NO_CLIP, PARTS, Grid
-from dpopt.results.drawing import COLOURS, DARK, GREY, LIGHT, Styles, by_epsilon, labelled, named_epsilon
+from dpopt.results.drawing import COLOURS, DARK, GREY, LIGHT, Styles, by_epsilon, labelled, named_epsilon, page_width
 from dpopt.results.scores import shown
 
 NEEDS = "settings"
 CAP = 20.0
 """Points of an accuracy; what is lost beyond has one colour, and a number at the edge in place of a dot."""
-CELL, LINE, LABEL, DOTS, ASIDE, GAP = 0.28, 0.17, 1.15, 1.5, 0.38, 0.08
-"""Inches: the width of a cell, the height of a line, the widths of names and of panels of dots, and what is between."""
-SMALL, LARGE = 6.5, 8.5
+LINE, GAP = 0.17, 0.08
+"""Inches: the height of a line, and what is between two panels."""
+
+
+class Size(NamedTuple):
+    """Inches: the widths of names, cells, panels of dots and what is beside these; and two sizes of texts."""
+
+    label: float
+    cell: float
+    dots: float
+    aside: float
+    small: float
+    large: float
+
+    def wrapped(self, text: str, width: float) -> str:
+        """A large text on lines of a width in inches."""
+        return textwrap.fill(text, int(118 * width / self.large), break_on_hyphens=False)
+
+
+WIDE, NARROW = Size(1.15, 0.28, 1.5, 0.38, 6.5, 8.5), Size(0.95, 0.19, 0.62, 0.32, 5.5, 7.0)
+"""The second where a page is too narrow for the first."""
 CHOSEN = {"fill": False, "ec": COLOURS[0], "lw": 2, "label": "validates best"}
 FIXED = {"fill": False, "ec": DARK, "lw": 0.8, "ls": "--", "label": "the fixed pair"}
 
@@ -37,8 +57,9 @@ FIXED = {"fill": False, "ec": DARK, "lw": 0.8, "ls": "--", "label": "the fixed p
 class Sheet:
     """A figure on which panels are placed in inches, from its top."""
 
-    def __init__(self, width: float) -> None:
-        self.figure, self.width, self.top, self.places = plt.figure(), width, 0.0, []
+    def __init__(self, size: Size, maps: float) -> None:
+        self.figure, self.size, self.top, self.places = plt.figure(), size, 0.0, []
+        self.width = size.label + maps + 2 * (size.aside + size.dots) + 0.15  # half of the last tick's number
 
     def panel(self, left: float, width: float, height: float) -> Axes:
         """A panel whose upper edge is at `top`."""
@@ -61,22 +82,31 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         return None
     targets, cap = sorted(frame["epsilon_target"].unique()), _cap(blocks)
     columns = max(3, *(clips for block in blocks for clips in block.groupby("label")["clip"].nunique()))
-    maps = len(targets) * (columns * CELL + GAP)
-    sheet = Sheet(LABEL + maps + 2 * (ASIDE + DOTS))
+
+    def sheet_of(size: Size) -> Sheet:
+        return Sheet(size, len(targets) * (columns * size.cell + GAP))
+
+    sheet = sheet_of(WIDE)
+    if sheet.width > (page_width() or math.inf):
+        plt.close(sheet.figure)
+        sheet = sheet_of(NARROW)
+    size, maps = sheet.size, len(targets) * (columns * sheet.size.cell + GAP)
     for block in blocks:
-        _block(sheet, block, targets, columns * CELL, cap)
-    below, beside = sheet.panel(LABEL, maps - GAP, 0.12), sheet.panel(LABEL + maps + ASIDE, 2 * DOTS + ASIDE, 0.6)
+        _block(sheet, block, targets, columns * size.cell, cap)
+    below = sheet.panel(size.label, maps - GAP, 0.12)
+    beside = sheet.panel(size.label + maps + size.aside, 2 * size.dots + size.aside, 0.8)
     bar = sheet.figure.colorbar(
         ScalarMappable(Normalize(0, cap), "magma_r"), below, orientation="horizontal", extend="max"
     )
-    bar.set_label("lost against the method's best cell,\nwhose score is bold", size=SMALL + 0.5)
-    below.tick_params(labelsize=SMALL)
+    bar.set_label("lost against the method's best cell,\nwhose score is bold", size=size.small + 0.5)
+    below.tick_params(labelsize=size.small)
     beside.set_axis_off()
     handles, names = labelled(sheet.figure), map(named_epsilon, targets)
     entries = {name: handles[name] for name in (*names, *handles) if name in handles}
-    look = {"ncols": 2, "frameon": False, "fontsize": SMALL + 0.5, "loc": "upper center", "borderaxespad": 0}
+    look = {"ncols": 2 if size is WIDE else 1, "frameon": False, "fontsize": size.small + 0.5}
+    look |= {"loc": "upper center", "borderaxespad": 0}
     beside.legend(entries.values(), entries, **look)
-    sheet.top += 0.6
+    sheet.top += 0.8
     return sheet.done()
 
 
@@ -87,57 +117,61 @@ def _cap(blocks: list[pd.DataFrame]) -> float:
     return max(test.max() - test.min() for test in tests) or 1.0
 
 
-def _title(block: pd.DataFrame, width: float) -> str:
+def _title(block: pd.DataFrame, sheet: Sheet) -> str:
     (workload, epochs), seeds = block[clip_batch.BLOCK].iloc[0], block["seed"].nunique()
     sentences = [f"{workload}, {epochs:g} epochs, {seeds} seed{'s' * (seeds > 1)}", *clip_batch.claims(block)]
-    return "\n".join(textwrap.fill(text, int(13.8 * width), break_on_hyphens=False) for text in sentences)
+    return "\n".join(sheet.size.wrapped(text, sheet.width) for text in sentences)
 
 
 def _block(sheet: Sheet, block: pd.DataFrame, targets: list[float], wide: float, cap: float) -> None:
     of_methods, rows, unit = clip_batch.grids(block), clip_batch.effects(block), shown(block["score"].iloc[0]).points
     colours = {target: colour for target, colour, _ in by_epsilon(block)}
+    at = sheet.size
     sizes, (size, clip) = sorted(block["batch_size"].unique()), clip_batch.fixed_pair(block)
     clips = {label: sorted(of["clip"].unique()) for label, of in block.groupby("label")}
-    pair = f"B = {size:g}" if clip == NO_CLIP else f"C = {clip:g}, B = {size:g}"
+    pair = ", ".join(f"{name}\u00a0=\u00a0{value:g}" for name, value in (("C", clip), ("B", size)) if value != NO_CLIP)
     bands = {effect: (of["high"] - of["mean"]).median() for effect, of in rows.groupby("effect")}
-    title, order = _title(block, sheet.width), clip_batch.by_need(of_methods)
+    title, order = _title(block, sheet), clip_batch.by_need(of_methods)
     heading = sheet.panel(0, sheet.width, LINE * (title.count("\n") + 1))
     heading.set_axis_off()
-    heading.text(0.005, 1, title, size=LARGE + 0.5, va="top")
+    heading.text(0.005, 1, title, size=at.large + 0.5, va="top")
     sheet.top += LINE * (title.count("\n") + 1) + 0.45
-    right = LABEL + len(targets) * (wide + GAP) + ASIDE
+    right = at.label + len(targets) * (wide + GAP) + at.aside
     dots = (
-        (right, LOST, PARTS[:2], f"{unit} lost\none step away"),
-        (right + DOTS + ASIDE, GAINED, PARTS, f"{unit} gained by tuning,\nover {pair}"),
+        (right, LOST, PARTS[:2], f"{unit} lost one step away"),
+        (right + at.dots + at.aside, GAINED, PARTS, f"{unit} gained by tuning, over {pair}"),
     )
     for label, after in zip(order, [*order[1:], None], strict=True):
         is_named = after is None or clips[after] != clips[label]  # C stands below the last of the rows that share it
         high = max(0.5, LINE * len(sizes))
-        line = [sheet.panel(LABEL + x * (wide + GAP), wide, high) for x in range(len(targets))]
+        line = [sheet.panel(at.label + x * (wide + GAP), wide, high) for x in range(len(targets))]
         for target, axis in zip(targets, line, strict=True):
-            _map(axis, of_methods.get((label, target)), sizes, clips[label], cap, is_named)
-            axis.set_title(named_epsilon(target) if label == order[0] else "", size=LARGE)
-        line[0].set_yticks(range(len(sizes)), [f"{size:g}" for size in sizes], size=SMALL)
+            _map(axis, of_methods.get((label, target)), sizes, clips[label], cap, is_named, at.small)
+            axis.set_title(named_epsilon(target) if label == order[0] else "", size=at.large)
+        line[0].set_yticks(range(len(sizes)), [f"{size:g}" for size in sizes], size=at.small)
         if label == order[0]:
-            place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": SMALL}
+            place = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": at.small}
             line[0].annotate("B", (0, 1), (-3, 1), xycoords="axes fraction", **place)
-        name = "\n".join(label.rsplit("_", 1)) if len(label) > 12 else label
-        line[0].set_ylabel(name, size=LARGE, rotation=0, ha="right", va="center", labelpad=3)
+        name = textwrap.fill(label, 12) if " " in label or len(label) <= 12 else "\n".join(label.rsplit("_", 1))
+        line[0].set_ylabel(name, size=at.large, rotation=0, ha="right", va="center", labelpad=3)
         for left, effect, parts, caption in dots:
-            axis, band = sheet.panel(left, DOTS, high), bands.get(effect, np.nan)
+            axis, band = sheet.panel(left, at.dots, high), bands.get(effect, np.nan)
             is_here = (rows["label"] == label) & (rows["effect"] == effect)
-            _dots(axis, rows[is_here], parts, colours, cap, band)
+            _dots(axis, rows[is_here], parts, colours, cap, band, at.small)
             names = ["no C" if part == "C" and len(clips[label]) == 1 else part for part in parts]
-            axis.set_yticks(range(len(parts)), names, size=SMALL)
+            axis.set_yticks(range(len(parts)), names, size=at.small)
             axis.tick_params(axis="x", labelbottom=after is None)
-            axis.set_title(caption if label == order[0] else "", size=LARGE)
+            room = at.dots + 0.8 * at.aside
+            axis.set_title(at.wrapped(caption, room) if label == order[0] else "", size=at.large)
             if after is None and np.isfinite(band):
-                axis.set_xlabel(f"grey, ±{band:.2g}: too small to show", size=SMALL + 0.5)
+                axis.set_xlabel(at.wrapped(f"grey, ±{band:.2g}: too small to show", room), size=at.small + 0.5)
         sheet.top += high + (0.3 if is_named else GAP)
     sheet.top += 0.25
 
 
-def _map(axis: Axes, grid: Grid | None, sizes: list[float], clips: list[float], cap: float, is_named: bool) -> None:
+def _map(
+    axis: Axes, grid: Grid | None, sizes: list[float], clips: list[float], cap: float, is_named: bool, small: float
+) -> None:
     axis.set_yticks([])
     axis.tick_params(length=0, pad=1.5)
     if grid is None:
@@ -150,19 +184,25 @@ def _map(axis: Axes, grid: Grid | None, sizes: list[float], clips: list[float], 
         if np.isfinite(value):
             text = f"{values[y, x] if value == 0 else 0 - round(value, decimals):.{decimals}f}".replace("-", "−")
             look = {"weight": "bold" if value == 0 else "normal", "color": LIGHT if value > 0.55 * cap else DARK}
-            axis.text(x, y, text, ha="center", va="center", size=SMALL, **look)
+            axis.text(x, y, text, ha="center", va="center", size=small, **look)
     for setting, look, room in ((grid.chosen, CHOSEN, 0.45), (grid.fixed, FIXED, 0.36)):
         if setting:
             corner = clips.index(setting[1]) - room, sizes.index(setting[0]) - room
             axis.add_patch(plt.Rectangle(corner, 2 * room, 2 * room, **look))
     names = ["no C" if clip == NO_CLIP else f"{clip:g}" for clip in clips]
-    axis.set_xticks(range(len(clips)), names if is_named else [""] * len(names), size=SMALL)
+    axis.set_xticks(range(len(clips)), names if is_named else [""] * len(names), size=small)
     if is_named and clips != [NO_CLIP]:
-        axis.set_xlabel("C", size=SMALL, labelpad=0)
+        axis.set_xlabel("C", size=small, labelpad=0)
 
 
 def _dots(
-    axis: Axes, rows: pd.DataFrame, parts: tuple[str, ...], colours: dict[float, tuple], cap: float, band: float
+    axis: Axes,
+    rows: pd.DataFrame,
+    parts: tuple[str, ...],
+    colours: dict[float, tuple],
+    cap: float,
+    band: float,
+    small: float,
 ) -> None:
     low = -0.4 * cap
     if np.isfinite(band):
@@ -181,9 +221,9 @@ def _dots(
             beyond[part, mean > cap] += 1
             edge = cap - away if mean > cap else low + 0.22 * cap + away
             box = {"fc": "white", "ec": "none", "pad": 0.4}
-            text = {"size": SMALL, "weight": "bold", "ha": "right", "va": "center", "bbox": box}
+            text = {"size": small, "weight": "bold", "ha": "right", "va": "center", "bbox": box}
             axis.text(edge, part, f"{mean:.0f}".replace("-", "−"), color=colours[target], **text)
     axis.set_xlim(low, cap)
     axis.set_ylim(len(parts) - 0.4, -0.6)
-    axis.tick_params(labelsize=SMALL, length=2)
+    axis.tick_params(labelsize=small, length=2)
     axis.spines[["top", "right"]].set_visible(False)

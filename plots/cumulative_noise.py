@@ -3,12 +3,11 @@
 After Figure 6 of "On optimal hyperparameters for differentially private deep transfer learning" (arXiv 2510.20616).
 """
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
 from dpopt.results.axes import run_axis
-from dpopt.results.drawing import GREY, ROOM, Styles, by_epsilon, by_method, legend, named_epsilon, sweeps
+from dpopt.results.drawing import GREY, Styles, by_epsilon, by_method, legend, named_epsilon, subplots, sweeps
 
 NEEDS = "sweep"
 PLATEAU = 1.05
@@ -21,8 +20,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
     column = by_method(frame, ["examples", "epochs"])
     frame = frame.drop_duplicates([*column, "epsilon_target", "batch_size"])
     settings = list(frame.groupby(column))
-    size = (3.2 * len(settings) + ROOM, 5)
-    figure, axes = plt.subplots(2, len(settings), figsize=size, squeeze=False, sharex=True, layout="constrained")
+    figure, axes, _ = subplots(2, len(settings), 3.2, 2.4, sharex=True)
     for ((examples, epochs, *method), rows), (cumulative, single) in zip(settings, axes.T, strict=True):
         for target, colour, line in by_epsilon(rows):
             line = line.sort_values("batch_size")
@@ -33,11 +31,9 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
             cumulative.plot(sizes[~flat], (noise / noise.iloc[-1])[~flat], "o", mfc="white", color=colour)
             step = line["noise_gradient"] / sizes
             single.plot(sizes, step / step.iloc[-1], "o-", ms=4, color=colour)
-        cumulative.set_title("\n".join([f"N = {examples:,.0f}, {epochs:g} epochs", *method]), fontsize=9)
+        cumulative.set_title("\n".join([f"N = {examples:,.0f}", f"{epochs:g} epochs", *method]))
         single.set(yscale="log")
         run_axis(single, rows["batch_size"], "batch size B")
-        for axis in (cumulative, single):
-            axis.grid(alpha=0.3)
     axes[0, 0].plot([], [], "o", color=GREY, label="within 5 % of the least")
     axes[0, 0].plot([], [], "o", mfc="white", color=GREY, label="more than 5 % above")
     axes[0, 0].set_ylabel("σ√T, relative")

@@ -38,7 +38,7 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         panel.set(xlabel="epochs", ylabel="gradient norm", yscale="log")
         clip, size, epochs = rows[["clip", "batch_size", "epochs"]].iloc[0]
         setting = f"{'no C' if clip == NO_CLIP else f'C = {clip:g}'}, B = {size:g}, {epochs:g} epochs"
-        panel.set_title(f"{panel.get_title()}\n{setting}", fontsize=9)
+        panel.set_title(f"{panel.get_title()}\n{setting}")
         least = rows[rows.columns.intersection(["q50", "best_clip"])].min().min()
         panel.set_ylim(bottom=max(panel.get_ylim()[0], least / BELOW))
     remarks(panels[0][0], "median", "5 to 95 % of the examples")

@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpopt import registry
 from dpopt.results.drawing import Style, Styles, band, by_label, legend, panels, remarks
 
 NEEDS = "curves"
@@ -28,7 +29,8 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
     if shown.empty:
         return None
     if shown["label"].nunique() > MANY:
-        families = shown["optimizer"].str.split("_").str[0].replace("dp", "DP-SGD, DP-Adam")
+        names = {name: entry.display or name for name, entry in registry.entries("optimizer").items()}
+        families = shown["optimizer"].str.split("_").str[0].replace(names | {"dp": "DP-SGD, DP-Adam"})
         shown = shown.assign(workload=shown["workload"] + "\n" + families)
     figure, axes = panels(shown, 3.8, 3.6, sharey="row")
     name = f"learning rate (at least {LEAST:g})" if shown["eta"].between(0, LEAST, "left").any() else "learning rate"

@@ -128,7 +128,7 @@ class Fit(DataKeys):
             record |= {"unit_column": data.entry(name).unit} if owners is not None else {}
         tuned = None if self.tuned is None else [] if self.tuned == "none" else [self.tuned]
         folder = replace(result, workload=workload).save(self.to, tuned=tuned)
-        OUT.print((folder / "statement.txt").read_text("utf-8").rstrip())
+        OUT.print((folder / "statement.txt").read_text("utf-8").rstrip(), soft_wrap=not OUT.is_terminal)
         average = f"average {record['average']:g}"
         OUT.print(f"{type(workload).__name__}, {record['dimension']:,} trained parameters, {average}")
         OUT.print(", ".join(f"{key} = {value:.4g}" for key, value in record.items() if key.startswith("test_")))

@@ -44,7 +44,7 @@ class List:
             left_out = {"note"} | (_FURTHER if OUT.width < 140 else set())
             table, columns = Table(box=None, pad_edge=False), [name for name in rows[0] if name not in left_out]
             for name in columns:
-                table.add_column(name, no_wrap=name not in _LONG)
+                table.add_column(name, no_wrap=name not in _LONG, overflow="fold")
             for row in rows:
                 table.add_row(*(row[name] for name in columns))
             Plain(width=OUT.width).print(table)  # whose long cells are broken
@@ -57,14 +57,14 @@ class List:
 
             for name, entry in catalogue.entries().items():
                 if entry.note:
-                    OUT.print(f"{name}: {entry.note}", style="dim")
+                    OUT.print(f"{name}: {entry.note}", style="dim", soft_wrap=False)
 
 
 def print_notes(names: Iterable[str]) -> None:
     """Print what the registry notes of optimizers, a line each."""
     for name in names:
         if note := registry.entry("optimizer", name).note:
-            OUT.print(f"{name}: {note}", style="dim")
+            OUT.print(f"{name}: {note}", style="dim", soft_wrap=False)
 
 
 def _optimizers() -> list[dict[str, str]]:

@@ -47,7 +47,9 @@ class Status(OfSuite):
         cells = results.cells.drop_duplicates("run_id")
         held = {run_id: results.store.holder(run_id) for run_id in cells["run_id"][cells["state"] == "running"]}
         # Finished runs of a workload tell how long the next one takes, so that a suite just begun shows no time.
-        at_work, left = progress(cells, {run_id: holder for run_id, holder in held.items() if holder})
+        at_work, left = progress(
+            writing.named(cells, results.names), {run_id: holder for run_id, holder in held.items() if holder}
+        )
         counts = cells["state"].value_counts()
         clock = "" if math.isnan(left) else f"; about {duration(left)} left, {len(at_work)} at a time"
         OUT.print(f"suite {results.suite}: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + clock)

@@ -67,17 +67,18 @@ def plan(overrides: Sequence[str]) -> None:
         if row.timing and row.timing.failure:
             OUT.print(f"{row.label} failed: {row.timing.failure}")
     for line in protocol.departures(planned):
-        OUT.print(f"protocol: {line}")
+        OUT.print(f"protocol: {line}", soft_wrap=False)
     print_notes(dict.fromkeys(entry.cell.optimizer["name"] for entry in planned))
     cells = len({entry.cell.run_id for entry in planned})
     OUT.print(f"{cells} distinct cells of suite {suite.name}; results in {store.root}")
     if further := planning.to_follow(planned, store):
         OUT.print(f"up to {further} further cells follow, where the best of a grid lies at its end")
-    OUT.print(estimate.summary(rows, at_once, start))
+    OUT.print(estimate.summary(rows, at_once, start), soft_wrap=False)
     if any(row.timing and row.timing.is_estimate for row in rows):
         share, call = f"{estimate.SHARE:.0%} of a product of matrices here", f"{1e3 * estimate.CALL:g} ms a gradient"
-        OUT.print(f"~ by FLOPs ({share}), {call} and {estimate.PREPARE:g} s to prepare a cell")
-        OUT.print("not in it: features and data that are made when first needed; timed_draws=20 times real draws")
+        OUT.print(f"~ by FLOPs ({share}), {call} and {estimate.PREPARE:g} s to prepare a cell", soft_wrap=False)
+        later = "features and data that are made when first needed"
+        OUT.print(f"not in it: {later}; timed_draws=20 times real draws", soft_wrap=False)
     missing = planning.missing(suite)
     for title, is_loaded in (("loaded from the hub when first needed", True), ("missing", False)):
         kinds: dict[str, list[str]] = {}

@@ -15,9 +15,14 @@ from dpopt.results.choosing import validated_best
 from dpopt.results.drawing import by_epsilon, by_method, named_epsilon, sweeps, workload_panels
 from dpopt.results.scores import shown
 
+_LETTER = 0.0088
+"""Inches that a digit takes, for each point of its size."""
+
 
 def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     """A logarithmic x axis with ticks at the `values` that were run, and at a few others beyond them."""
+    import matplotlib.pyplot as plt
+
     ticks = sorted(filter(math.isfinite, set(values)))
     axis.set(xscale="log", xlabel=label)
     if not ticks:
@@ -28,9 +33,15 @@ def run_axis(axis: Any, values: Iterable[float], label: str) -> None:
     beyond = (mantissa * 10.0**power for power in range(-3, 5) for mantissa in (1, 2, 5))
     low, high = axis.get_xlim()
     ticks += [value for value in beyond if 1.6 * ticks[-1] < value <= high]
-    apart = (high / low) ** 0.06  # at less than this part of the axis numbers would touch
-    ticks = [tick for at, tick in enumerate(ticks) if at == 0 or tick > apart * ticks[at - 1]]
-    axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    # Numbers do not touch, in a panel that takes about 0.7 of its share of the figure.
+    wide, digit = 0.7 * axis.figure.get_figwidth() / axis.get_gridspec().ncols, _LETTER * plt.rcParams["font.size"]
+    names = {tick: f"{tick:g}" for tick in ticks}
+    kept = ticks[:1]
+    for tick in ticks[1:]:
+        apart = wide * math.log(tick / kept[-1]) / math.log(high / low)
+        if apart > digit * (1 + (len(names[tick]) + len(names[kept[-1]])) / 2):
+            kept.append(tick)
+    axis.set_xticks(kept, [names[tick] for tick in kept])
     axis.minorticks_off()
 
 
@@ -51,6 +62,7 @@ def lines_along(frame: pd.DataFrame, column: str, label: str) -> tuple[Any, list
             look = {"ms": 4, "color": colour, "label": named_epsilon(target)}
             panel.plot(line[column], unit.factor * line["mean"], "o-", **look)
         panel.set(ylabel=f"test {unit.label}")
+        whole_ticks(panel.yaxis, 6)
         run_axis(panel, rows[column], label)
     return figure, panels
 

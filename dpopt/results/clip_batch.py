@@ -251,8 +251,6 @@ def _change(of_methods: Mapping[tuple[str, float], Grid], low: float, high: floa
 
 
 def _named(names: Sequence[str], joint: str) -> str:
-    if len(names) > 3:
-        return f"{'one of ' if joint == 'or' else ''}{len(names)} methods"
     return f" {joint} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 

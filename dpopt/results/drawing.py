@@ -56,7 +56,12 @@ def on_page(width: float | None) -> Iterator[None]:
         _width.reset(token)
 
 
-def _subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray, float]:
+def page_width() -> float | None:
+    """The width that `on_page` gives figures, in inches; None where they are as wide as their panels take."""
+    return _width.get()
+
+
+def subplots(lines: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, np.ndarray, float]:
     """A figure, its axes and how wide each is: panels of `width` x `height` inches, or as wide as the page."""
     import matplotlib.pyplot as plt
 
@@ -156,7 +161,7 @@ def panels(
         options: of `plt.subplots`.
     """
     workloads, targets = sorted(frame["workload"].unique()), sorted(frame["epsilon_target"].unique())
-    figure, axes, each = _subplots(len(workloads), len(targets), width, height, **options)
+    figure, axes, each = subplots(len(workloads), len(targets), width, height, **options)
     drawn, there = {}, set(zip(frame["workload"], frame["epsilon_target"], strict=True))
     for workload, line in zip(workloads, axes, strict=True):
         for target, axis in zip(targets, line, strict=True):
@@ -176,7 +181,7 @@ def workload_panels(
     groups = list(frame.groupby(list(by)))
     page = _width.get()
     columns = min(int(page / _BESIDE) or 1 if page else 4, len(groups))
-    figure, axes, each = _subplots(-(-len(groups) // columns), columns, width, height)
+    figure, axes, each = subplots(-(-len(groups) // columns), columns, width, height)
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (keys, _) in zip(axes.flat, groups, strict=False):

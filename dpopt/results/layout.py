@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from dpopt.markup import PLAIN, TextFormat
+from dpopt.markup import MARKED, PLAIN, TextFormat
 from dpopt.results.choosing import Row
 from dpopt.results.writing import Table
 
@@ -42,7 +42,8 @@ def lines(table: Table, width: int, style: TextFormat = PLAIN) -> list[str]:
         if len(parts[-1]) > 1 and is_too_wide([*parts[-1], name]):
             parts.append(names[:1])
         parts[-1].append(name)
-    text = [style.bold(line) for line in textwrap.wrap(style.escape(table.title), width)]
+    bold = str if style is MARKED else style.bold  # asterisks mark cells alone
+    text = [bold(line) for line in textwrap.wrap(style.escape(table.title), width)]
     by = list(styled[table.by]) if table.by in widths and table.by not in names else []
     for part in parts:
         wrapped = [[textwrap.wrap(style.escape(head), widths[name]) for head in heads[name]] for name in part]
@@ -53,11 +54,11 @@ def lines(table: Table, width: int, style: TextFormat = PLAIN) -> list[str]:
         for at, cells in enumerate(rows, -height):
             heading = table.rules.get(at)
             if at >= 0 and by and (at == 0 or by[at] != by[at - 1]):
-                text += ["", style.bold(by[at])]
+                text += ["", bold(by[at])]
             elif at == -height or (at > 0 and heading == ""):
                 text.append("")
             if heading:
-                text.append(style.italic(f"{heading}:"))
+                text.append(f"{heading}:" if style is MARKED else style.italic(f"{heading}:"))
             padded = (cell + " " * (widths[name] - _size(cell)) for name, cell in zip(part, cells, strict=True))
             text.append(_GAP.join(padded).rstrip())
     return text
@@ -72,13 +73,15 @@ def wide(
     """A row for each method and a column for each workload and epsilon, with the `text` of a row of `rows`.
 
     Args:
-        rows: `workload`, `label`, `epsilon_target`, which tell any two apart, `is_highest` (bold) and `italic`.
+        rows: `workload` (in the order of the table), `label`, `epsilon_target`, which tell any two apart, `is_highest`
+            (bold) and `italic`.
         methods: the labels, in the order of the table.
         heading: of a column, below its workload; by default the epsilon.
     """
     of = {(row["label"], row["workload"], row["epsilon_target"]): row for row in rows.to_dict("records")}
     frame, spans, marked = pd.DataFrame({"method": list(methods)}), {}, {"is_highest": set(), "italic": set()}
-    for workload, target in sorted({place[1:] for place in of}):
+    tasks = list(rows["workload"].unique())
+    for workload, target in sorted({place[1:] for place in of}, key=lambda place: (tasks.index(place[0]), place[1])):
         below = heading(workload) if heading else f"ε = {target:g}".replace("inf", "∞")
         column = f"{workload}, {below}"
         cells = [of.get((label, workload, target)) for label in methods]

@@ -217,7 +217,9 @@ class Leaderboard:
         details = f"{verdict}{f' Bold: the best rank; {tables.DAGGER}: not shown to differ.' if bold else ''}"
         marked = {"bold": bold, "italic": italic, "optional": [column.name for column in columns[:3:-1]]}
         title = "Average ranks at equal total ε"
-        return Table(texts(self.ranks, columns), title, _NOTE, details, **marked, numbers=self.ranks)
+        frame = texts(self.ranks, columns)
+        frame = frame if frame["unseen"].any() else frame.drop(columns="unseen")
+        return Table(frame, title, _NOTE, details, **marked, numbers=self.ranks)
 
     def _scores(self, target: float, note: str) -> Table:
         rows = self.scores[self.scores["epsilon_target"] == target]

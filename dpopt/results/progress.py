@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from dpopt.markup import duration
+from dpopt.results.tables import number
 from dpopt.results.writing import Column, texts, unless_nan
 from dpopt.store.leases import Holder
 
@@ -34,7 +35,7 @@ def progress(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> tuple[pd.Dat
         Column("run", "run_id"),
         Column("workload", "workload"),
         Column("optimizer", "label"),
-        Column("ε", "epsilon_target", "{:g}".format),
+        Column("ε", "epsilon_target", number),
         Column("seed", "seed"),
         Column("done", "done", "{:.0%}".format),
         Column("left", "left", unless_nan(duration, "?")),

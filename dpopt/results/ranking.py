@@ -23,7 +23,7 @@ from dpopt.results.choosing import Row, grouped
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
-from dpopt.results.tables import BEST, PAGE, compared, dagger, limit, upper
+from dpopt.results.tables import BEST, PAGE, compared, dagger, limit, uppers
 from dpopt.results.writing import Column, Table, marks, named, texts, unless_nan
 from dpopt.store.bits import unpacked
 from dpopt.store.runs import RESULTS, Store
@@ -343,7 +343,7 @@ def as_tables(ranks: pd.DataFrame, names: Mapping[str, str] | None = None) -> li
         Column("Δ", text=_difference),
         Column("p", "p", unless_nan("{:.2g}".format, "-")),
         Column("runs", "runs", "{:.3g}".format),
-        Column("spent", "spent", unless_nan(upper if by == "epsilon" else _amount, "-")),
+        Column("spent", "spent", unless_nan(uppers(frame["spent"]) if by == "epsilon" else _amount, "-")),
         Column("seeds", "seeds"),
     ]
     averages = [

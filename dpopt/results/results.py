@@ -141,7 +141,7 @@ class Results:
         if layout == "wide":
             if scores or compare:
                 raise ConfigError("layout", layout, "it has one score of each row: leave out `scores` and `compare`")
-            table = tables.as_wide(self.comparison, self.suite, list(self.styles), called)
+            table = tables.as_wide(self.comparison, self.suite, list(self.styles), called, self.cells)
             return replace(table, first=self.missing)
         frame, remarks = self.table(), list[str]()
         for score in scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -179,7 +179,7 @@ def as_table(
     main = list(table["score"].unique())
     columns = [
         Column("workload", "workload"),
-        Column("target ε", "epsilon_target", upper),  # as what was spent, which is at most this
+        _epsilons(table, "target ε", "epsilon_target"),  # as what was spent, which is at most this
         Column("optimizer", "label"),
         *(column for score in main for column in _of_score(table, score, "mean", "published")),
         Column(INTERVAL, text=lambda row: shown(row["score"]).interval(row["low"], row["high"])),
@@ -187,9 +187,9 @@ def as_table(
         Column("tuning", "tuning"),
         Column(_EDGES, "edges"),
         Column("runs", "runs", "{:.3g}".format),
-        Column("ε single", "epsilon_single", upper),
-        Column("ε with tuning", text=charged),
-        Column("ε composed", "epsilon_composed", upper),
+        _epsilons(table, "ε single", "epsilon_single"),
+        _charged(table),
+        _epsilons(table, "ε composed", "epsilon_composed"),
         Column("seeds", "seeds"),
         *(column for column in _SHARED if column.name in ("B", "epochs", "C", "δ")),
         Column("diverged", "diverged"),
@@ -223,26 +223,41 @@ def as_table(
     )
 
 
-def as_wide(frame: pd.DataFrame, title: str, methods: Sequence[str], names: Mapping[str, str]) -> Table:
+def as_wide(
+    frame: pd.DataFrame, title: str, methods: Sequence[str], names: Mapping[str, str], planned: pd.DataFrame
+) -> Table:
     """`comparison`'s frame of one setting for each method: a row for each method, a column for each task.
+
+    A cell says so where it has no result yet, or fewer seeds than another one of its column.
 
     Args:
         methods: the labels in their order; those that have rows for reference alone come last.
         names: of workloads and labels.
+        planned: label, workload and target epsilon of all cells; tasks are in its order.
     """
     if frame.empty:
         return Table(pd.DataFrame({"no finished rows": []}), title, numbers=frame)
     table = named(frame, names)
     units = {workload: shown(score).label for workload, score in zip(table["workload"], table["score"], strict=True)}
     several = len(set(units.values())) > 1
-    is_reference = table["is_reference"] & (table["epsilon_target"] < math.inf)
-    rows = table.assign(
-        workload=table["workload"].map(lambda name: f"{name}, {units[name]}") if several else table["workload"],
+    rows = named(planned[[*BLOCK, "label"]].drop_duplicates(), names).merge(table, "left", [*BLOCK, "label"])
+    is_reference = rows["is_reference"].eq(True) & (rows["epsilon_target"] < math.inf)
+    rows = rows.assign(
+        workload=rows["workload"].map(lambda name: f"{name}, {units.get(name, '')}" if several else name),
         italic=is_reference,
+        is_highest=rows["is_highest"].eq(True),
+        is_short=rows["seeds"] < rows.groupby(BLOCK)["seeds"].transform("max"),
     )
-    is_last = is_reference.groupby(table["label"]).all()
+
+    def text(row: Row) -> str:
+        if row["seeds"] != row["seeds"]:
+            return "no result"
+        seeds = f" ({row['seeds']:.0f} seed{'s' * (row['seeds'] > 1)})" if row["is_short"] else ""
+        return shown(row["score"]).text(row["mean"], row["std"]) + dagger(row) + seeds
+
+    is_last = is_reference.groupby(rows["label"]).all()
     order = sorted((name for label in methods if (name := names.get(label, label)) in is_last), key=is_last.get)
-    wide = layout.wide(rows, order, lambda row: shown(row["score"]).text(row["mean"], row["std"]) + dagger(row))
+    wide = layout.wide(rows, order, text)
     delta = f" (δ = {constant['δ']})" if "δ" in (constant := _constant(table)) else ""
     scores = f"{'scores' if several else units[table['workload'].iloc[0]]}, mean ± standard deviation over"
     about = f"test {scores} {_seeds(table)} seeds, at ε of the whole search{delta}"
@@ -256,9 +271,13 @@ def as_wide(frame: pd.DataFrame, title: str, methods: Sequence[str], names: Mapp
     return replace(wide, **headed, numbers=frame, rules=rules)
 
 
-def charged(row: Row) -> str:
-    """Epsilon of a row's whole search, as tables show it."""
-    return "not charged" if row["tuning"] == "fixed" else upper(row["epsilon_with_tuning"])
+def _epsilons(table: pd.DataFrame, name: str, key: str) -> Column:
+    return Column(name, key, uppers(table[key]))
+
+
+def _charged(table: pd.DataFrame) -> Column:
+    text = uppers(table.loc[table["tuning"] != "fixed", key := "epsilon_with_tuning"])
+    return Column("ε with tuning", text=lambda row: "not charged" if row["tuning"] == "fixed" else text(row[key]))
 
 
 def _of_score(table: pd.DataFrame, score: str, ours: str, theirs: str) -> Iterator[Column]:
@@ -305,7 +324,19 @@ def _constant(table: pd.DataFrame) -> dict[str, str]:
 
 def upper(value: float) -> str:
     """Three significant digits, rounded up: a printed epsilon is never below the spent one."""
-    return number(value) if value == 0 or math.isinf(value) else f"{_raised(value, 3):.3g}"
+    return number(value) if value == 0 or math.isinf(value) else number(_raised(value, 3))
+
+
+def uppers(values: Iterable[float]) -> Callable[[float], str]:
+    """`upper` for a column: all of its `values` have the decimals of the one that needs most."""
+    values = [value for value in values if math.isfinite(value)]
+    decimals = max((len(upper(value).partition(".")[2]) for value in values), default=0)
+    if not decimals or any(0 < value < 1e-3 for value in values):
+        return upper
+    unit = 10.0**decimals
+    return lambda value: (
+        f"{math.ceil(value * unit - 1e-9) / unit:.{decimals}f}" if math.isfinite(value) else upper(value)
+    )
 
 
 def _raised(value: float, digits: int) -> float:

@@ -13,8 +13,8 @@ import pandas as pd
 from dpopt import markup
 from dpopt.markup import HTML, LATEX, MARKDOWN, TextFormat
 
-_NUMBER = re.compile(r"[-–+]?(\d.*|∞)?")
-"""What a cell of a column of numbers is: a number with what follows it, a dash, or nothing."""
+_NUMBER = re.compile(r"[-–+]?(\d.*|∞)?|no result|not charged")
+"""What a cell of a column of numbers is: a number with what follows it, a dash, nothing, or why there is none."""
 _Marks = Set[tuple[int, str]]
 """Cells of a table."""
 
@@ -94,8 +94,17 @@ class Table:
                 frame.iloc[row, column] = mark(text) if (text := frame.iloc[row, column]) else ""
         return frame.rename(columns=style.escape)
 
+    def headed(self, style: TextFormat) -> pd.DataFrame:
+        """`styled`, with a row for the heading of each part."""
+        frame, rows = self.styled(style), list[tuple[str, ...]]()
+        for at, cells in enumerate(frame.itertuples(index=False, name=None)):
+            if heading := self.rules.get(at):
+                rows.append((style.italic(style.escape(f"{heading}:")), *[""] * (len(cells) - 1)))
+            rows.append(cells)
+        return pd.DataFrame(rows, columns=frame.columns)
+
     def _repr_html_(self) -> str:
-        body = self.styled(HTML).to_html(index=False, escape=False, border=0)
+        body = self.headed(HTML).to_html(index=False, escape=False, border=0)
         title, first, note = map(HTML.escape, (self.title, self.first, self.note))
         return f"<b>{title}</b>{f'<p>{first}</p>' if first else ''}{body}<small>{note}</small>"
 
@@ -103,7 +112,7 @@ class Table:
     def markdown(self) -> str:
         """A table of GitHub's Markdown, with its first sentence above and the note below."""
         first = [MARKDOWN.escape(self.first)] if self.first else []
-        body = self.styled(MARKDOWN).to_markdown(index=False, disable_numparse=True)
+        body = self.headed(MARKDOWN).to_markdown(index=False, disable_numparse=True)
         return "\n\n".join([*first, body, *map(MARKDOWN.escape, filter(None, [self.note, self.details]))])
 
     @property
@@ -128,7 +137,8 @@ class Table:
             # A mark that takes no width leaves the numbers of a column below each other.
             lines.append(rf"{' & '.join(row)} \\".replace(r" \dag{}", r"\rlap{$^\dagger$}"))
         columns = "".join("r" if number else "l" for number in is_number)
-        top = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(caption)}}}"]
+        label = re.sub(r"\W+", "-", self.title.partition(":")[0], flags=re.ASCII).strip("-").lower()
+        top = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{label}}}"]
         top += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
         return "\n".join([*top, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 

@@ -268,3 +268,17 @@ def test_the_script_reads_suites_that_share_epsilons_and_a_report_has_the_table(
     shown = [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in (in_c, in_b)]
     assert shown == [["C", "adadp", "9.0", "9.0", "9.0", "9.0"], ["B", "adadp", "6.4", "6.4", "12.8", "12.8"]]
     assert "Which methods need C and B tuned" in Results(store, "digits_mlp").report(tmp_path)
+
+
+def test_a_page_holds_all_texts(two):
+    """Names of methods too, at a size that can be read."""
+    named = two.replace({"label": {"adam": "HyFreeDP, noise-aware, auto", "auto": "ADADP equilibrium, abadi"}})
+    figure = ANSWER.figure(named, styles_of(named["label"]), 4.5)
+    figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    boxes = [text.get_window_extent() for text in texts]
+    page = figure.bbox
+    for text, box in zip(texts, boxes, strict=True):
+        assert page.x0 <= box.x0 < box.x1 <= page.x1 + 1, text.get_text()
+        assert page.y0 - 1 <= box.y0, text.get_text()
+    assert min(text.get_fontsize() for text in texts) >= 5

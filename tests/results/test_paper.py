@@ -10,6 +10,7 @@ import pytest
 import dpopt
 from dpopt.cli import main
 from dpopt.errors import ConfigError
+from dpopt.markup import MARKED, TERMINAL
 from dpopt.results import layout, ranking, tables
 from dpopt.results.leaderboard import Leaderboard
 from dpopt.results.naming import display_names
@@ -56,14 +57,15 @@ def test_latex_of_three_data_sets(paper, capsys):
     assert main(["table", "suite=made", f"results={paper.root}", "layout=wide", "format=latex"]) == 0
     text = capsys.readouterr().out
     groups = re.findall(r"\\multicolumn\{2\}\{c\}\{([^}]*)\}", text)
-    assert sorted(groups) == sorted(WORKLOADS.values())
+    assert groups == list(WORKLOADS.values()), "in the order of the suite"
+    assert r"\label{tab:made}" in text
     assert re.findall(r"\\cmidrule\(lr\)\{(\d)-(\d)\}", text) == [("2", "3"), ("4", "5"), ("6", "7")]
     body = text.partition(r"\midrule")[2].partition(r"\bottomrule")[0]
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.splitlines() if " & " in line]
     assert [row[0] for row in rows] == [r"Sign \& descent", "DP-Adam", "HyFreeDP, noise-aware", "DP-SGD"]
     assert {len(row) for row in rows} == {7}
     assert [cell.removeprefix(r"\textbf{").removesuffix("}") for cell in rows[0][1:]] == [
-        *2 * [r"75.0 $\pm$ 1.0"], *2 * [r"71.0 $\pm$ 1.0"], *2 * [r"73.0 $\pm$ 1.0"]
+        *2 * [r"71.0 $\pm$ 1.0"], *2 * [r"73.0 $\pm$ 1.0"], *2 * [r"75.0 $\pm$ 1.0"]
     ]  # fmt: skip
     assert r"\multicolumn{7}{l}{\textit{for reference}} \\" in body.splitlines()[-2]
     assert len(re.search(r"\\caption\{(.*)\}\n", text)[1].split()) <= 40
@@ -213,3 +215,25 @@ def test_a_display_name_is_no_part_of_a_cell():
 
 def test_a_table_without_rows_is_latex_too():
     assert r"no finished rows \\" in Table(pd.DataFrame({"no finished rows": []}), "made").latex
+
+
+def test_a_wide_table_tells_what_is_missing_from_what_the_suite_does_not_have(maker):
+    for seed in range(3):
+        maker.add("adadp", seed, 0.5, 0.5 + 0.01 * seed)
+        maker.add("adadp", seed, 0.5, 0.5, workload="mnist_mlp")
+        maker.add("fiber", seed, 0.5, 0.4, status="done" if seed else "missing")
+        maker.add("prodigy", seed, 0.5, 0.4, status="missing")
+    table = dpopt.load_results(maker.done().root, "made").show("wide")
+    cells = table.frame.set_index("method")
+    assert cells.loc["ADADP"].tolist() == ["51.0 ± 1.0", "50.0 ± 0.0"]
+    assert cells.loc["FiBeR"].tolist() == ["40.0 ± 0.0 (2 seeds)", "–"]
+    assert cells.loc["Prodigy"].tolist() == ["no result", "–"]
+    assert r"\begin{tabular}{lrr}" in table.latex, "numbers stand below each other all the same"
+    assert "4 of 12 cells have no result" in table.latex
+    assert "(2 seeds)" in table.markdown
+
+
+def test_asterisks_mark_cells_alone_and_titles_of_a_terminal_are_bold():
+    table = Table(pd.DataFrame({"a": ["1", "2"]}), "title", by="a", rules={1: "for reference"}, bold={(0, "a")})
+    assert layout.lines(table, 40, MARKED) == ["title", "", "a", "**1**", "for reference:", "2"]
+    assert layout.lines(table, 40, TERMINAL)[0] == "\x1b[1mtitle\x1b[0m"

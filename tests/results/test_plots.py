@@ -1,5 +1,5 @@
 import math
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -377,3 +377,27 @@ def test_workloads_are_named_by_what_tells_them_apart():
     assert readable_names(specs) == [*names, "MiniLM LoRA, SST-2", "digits MLP", "my own"]
     again = {**image, "data": "cifar10", "name": "mine"}
     assert len(set(readable_names([*specs, again]))) == 7
+
+
+def test_ticks_of_a_narrow_panel_do_not_touch():
+    """Drawn, no two numbers overlap, however many and however long."""
+    with drawing.on_page(5.5):
+        figure, panels, _ = drawing.subplots(1, 4, 3, 3)
+        for panel in panels[0]:
+            panel.plot([0.5, 2000], [0, 1])
+            axes.run_axis(panel, [0.5, 2, 8, 128, 512, 1024, 2048], "ε")
+        figure.draw_without_rendering()
+    for panel in panels[0]:
+        boxes = [text.get_window_extent() for text in panel.get_xticklabels()]
+        assert len(boxes) > 2
+        assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+
+
+def test_long_names_leave_room_for_what_is_drawn(maker):
+    for label in ("dp_adam", f"a_very_{10 * 'long_'}name"):
+        for seed in range(3):
+            maker.add(label, seed, 0.5, 0.5 + 0.1 * seed)
+    figure = Results(maker.done(), "made").plot("accuracy_by_method", PLOTS)
+    figure.draw_without_rendering()
+    (panel,) = figure.axes
+    assert panel.get_window_extent().width / figure.dpi > 2, "inches"

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from dpopt.cli import main
 from dpopt.results.progress import progress
 from dpopt.store.leases import Holder
 
@@ -29,7 +30,7 @@ def test_what_is_left_follows_from_runs_alike():
     assert seconds == pytest.approx(10 + 0.75 * 40)
     (row,) = frame.to_dict("records")
     assert row.pop("left") == "30 seconds"
-    texts = ["d", "digits_mlp", "fiber", "inf", "0", "25%", "process 7 of here", "3 s"]
+    texts = ["d", "digits_mlp", "fiber", "∞", "0", "25%", "process 7 of here", "3 s"]
     assert list(row.values()) == texts
 
 
@@ -39,3 +40,15 @@ def test_nothing_is_said_of_time_while_nothing_is_done(fraction):
     assert math.isnan(seconds)
     assert frame["left"].item() == "?"
     assert math.isnan(progress(CELLS.assign(**TOOK), {})[1])
+
+
+def test_no_row_breaks_at_eighty_columns(maker, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    run_id = maker.add("hyfreedp_search_then_decay", 0, 0.5, 0.5, status="missing", workload="newsgroups_minilm_lora")
+    maker.add("hyfreedp_search_then_decay", 1, 0.5, 0.5)
+    store = maker.done()
+    with store.lease(run_id):
+        assert main(["status", "suite=made", f"results={store.root}"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "HyFreeDP, search then decay" in printed

@@ -46,6 +46,9 @@ def test_formats_hold_the_same_numbers(table):
     assert "accuracy (%)" not in latex
     assert html.count('class="strong"') == html.count('class="number strong"') == 2
     assert html.count('class="reference"') == html.count('class="number reference"') == 2
+    assert markdown.count("*for reference:*") == html.count('<tr class="heading">') == 2
+    assert latex.count(r"\textit{for reference}") == made._repr_html_().count("<i>for reference:</i>") == 2
+    assert markdown.index("*for reference:*") < markdown.index("*60.0 ± 10.0*"), "above the rows"
     assert "://" not in html
     for text in (markdown, html):
         assert "ε with tuning: of the whole search" in text
@@ -77,8 +80,17 @@ def test_nothing_printed_is_below_what_is_spent(table):
     for value in (0.99999, 1.0, 2.541, 7.8401, 21.7004, 123.4, 1e-3):
         assert value * (1 - 1e-9) <= float(tables.upper(value)) <= value * 1.011
     assert (tables.upper(0.0), tables.upper(math.inf)) == ("0", "∞")
+
     for delta, printed in ((1e-5, "1.0e-05"), (6.1038e-6, "6.2e-06"), (9.97e-6, "1.0e-05")):
         assert f"δ = {printed}" in tables.as_table(table.assign(delta=delta), "made").title
+
+
+def test_epsilons_of_a_column_have_one_number_of_decimals_and_are_never_below_what_was_spent():
+    values = [0.3951, 1.17511, 2.0, 18.30001, math.inf]
+    text = tables.uppers([*values, math.nan])
+    assert [*map(text, values)] == ["0.396", "1.176", "2.000", "18.301", "∞"]
+    assert [*map(tables.uppers([1.0, 2.99951, 8.0, 1914.2]), (1.0, 2.99951, 8.0, 1914.2))] == ["1", "3", "8", "1920"]
+    assert tables.uppers([2e-5, 3.0])(2e-5) == tables.upper(2e-5), "many decimals would hide what is small"
 
 
 def test_the_limit_names_all_numbers_of_seeds():

@@ -17,6 +17,7 @@ function sort(body, headers, column) {
   const isAscending = headers[column].ariaSort !== "ascending";
   headers.forEach((header) => header.removeAttribute("aria-sort"));
   headers[column].setAttribute("aria-sort", isAscending ? "ascending" : "descending");
+  body.querySelectorAll(".heading").forEach((row) => row.remove()); // of the order in which rows were
   const rows = [...body.rows].map((row) => ({ row, key: key(row.cells[column]) }));
   rows.sort((a, b) => compare(a.key, b.key, isAscending ? 1 : -1));
   body.append(...rows.map(({ row }) => row));

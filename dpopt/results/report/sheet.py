@@ -66,7 +66,7 @@ def grid(table: Table) -> dict[str, Any]:
         filled = [row[at]["number"] != "" for row in rows if row[at]["text"]]
         # Half of them are enough: a column of numbers also has words, such as "not charged".
         columns.append({"name": name, "is_numeric": any(filled) and sum(filled) >= len(filled) / 2})
-    texts = {key: getattr(table, key) for key in ("title", "first", "note", "details", "command")}
+    texts = {key: getattr(table, key) for key in ("title", "first", "note", "details", "command", "rules")}
     return texts | {"columns": columns, "rows": rows}
 
 
