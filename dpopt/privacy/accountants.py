@@ -120,16 +120,14 @@ def _loss(rate: float, noise: float) -> Any:
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap as connected
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-    step = privacy_loss.COARSEST
+    step, ways = privacy_loss.COARSEST, []
     if rate == 1:
         return pld.from_gaussian_mechanism(noise, value_discretization_interval=step)
-    ways = []
-    for way in (AdjacencyType.REMOVE, AdjacencyType.ADD):
+    for way, sign in ((AdjacencyType.REMOVE, 1), (AdjacencyType.ADD, -1)):
         loss = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=way)
         ends = loss.connect_dots_bounds()
         first, last = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
-        points = np.arange(first, last + 1) * step
-        divergence = _divergence(loss, rate, noise, points, 1 if way is AdjacencyType.REMOVE else -1)
+        divergence = _divergence(loss, rate, noise, np.arange(first, last + 1) * step, sign)
         ways.append(connected(step, first, last, divergence))
     return pld.PrivacyLossDistribution(*ways)
 
