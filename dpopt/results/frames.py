@@ -53,6 +53,8 @@ OF_ENTRY: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], set[Any]]] = 
 
 def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[Any]]) -> list[bool]:
     """True for each entry of a manifest that has one of the values of every key; `ConfigError` where none has."""
+    if not part:
+        return [True] * len(entries)
     specs = [entry["cell"]["workload"] for entry in entries]
     workloads = list(zip(workload_names(specs), readable_names(specs), strict=True))
     has = {key: [OF_ENTRY[key](*pair) for pair in zip(entries, workloads, strict=True)] for key in part}
@@ -62,7 +64,7 @@ def in_part(entries: Sequence[Mapping[str, Any]], part: Mapping[str, Sequence[An
             if value not in present:
                 raise unknown(key, value, present)
     kept = [all(has[key][at].intersection(values) for key, values in part.items()) for at in range(len(entries))]
-    if part and not any(kept):
+    if not any(kept):
         raise ConfigError(", ".join(part), {key: list(values) for key, values in part.items()}, "no row has all of it")
     return kept
 
@@ -125,8 +127,23 @@ def load(store: Store, suite: str, part: Mapping[str, Sequence[Any]] | None = No
             row["state"] = "damaged"
             problems.append(f"{run_id}: a point of a refinement, which has no price any more; its row is left out")
         rows.append(row)
-    problems += [*_mixed(rows), *_mark_conflicting_searches(rows)]
+    problems += [*_misstated(store, rows), *_mixed(rows), *_mark_conflicting_searches(rows)]
     return Stored(pd.DataFrame(rows), problems)
+
+
+def _misstated(store: Store, rows: list[dict[str, Any]]) -> Iterator[str]:
+    # A record is a file that anyone can write: its epsilons count only if its ledger spends them.
+    claims = [(row, *claim) for row in rows for claim in row.pop("claims", ())]
+    pricing.ahead(charge for *_, charge in claims)
+    for row, stated, of, charge in claims:
+        try:
+            spent = pricing.spent(*charge)
+            wrong = "" if math.isclose(stated, spent, rel_tol=1e-6) else f"states epsilon {stated}{of} {spent}"
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            wrong = f"{type(error).__name__} {error}"
+        if wrong:
+            row["state"] = "damaged"
+            yield f"{store.place(row['run_id'])}: {wrong}; move it away to run the cell again"
 
 
 def _mixed(rows: list[dict[str, Any]]) -> list[str]:
@@ -156,25 +173,24 @@ def _mark_conflicting_searches(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
-    # A record is a file that anyone can write: its epsilons count only if its ledger spends them.
-    record, place = store.record(run_id), store.place(run_id)
-    ledger = store.ledger(run_id)
+    record, ledger = store.record(run_id), store.ledger(run_id)
     if record["cell"] != cell:
-        raise Damaged(f"{place}: its cell is not the planned one")
+        raise Damaged(f"{store.place(run_id)}: its cell is not the planned one")
     kept = {"epsilon", "epsilon_total", "draws", "examples", "dimension", "eta", "tested"}
     kept |= {"seconds_train", "seconds_cpu", "seconds_prepare"}
     names = [key for key in record if key.startswith(("test_", "validation_")) or key in kept]
     score = record.get("score", "accuracy")
     try:
-        spent = pricing.spent(ledger, cell["delta"], cell["accountant"])
+        numbers = {key: float(record[key]) for key in names}
+        charge = ledger, cell["delta"], cell["accountant"]
+        claims = [(numbers["epsilon"], ", its ledger spends", charge)]
         if "selection" in cell:
             total, rule = float(record.get("epsilon_total", math.nan)), selection_rule(cell["selection"])
             # A run that is not trained spends nothing by itself, but its search was charged the cell's epsilon.
-            is_trained, charged = not cell.get("untrained", False), (ledger, cell["delta"], cell["accountant"], rule)
-            total_spent = pricing.spent(*charged) if is_trained else float(cell["epsilon"])
-            if not math.isclose(total, total_spent, rel_tol=1e-6):
-                raise Damaged(f"{place}: states epsilon {total} for its search, which spends {total_spent}")
-        numbers = {key: float(record[key]) for key in names}
+            if not cell.get("untrained", False):
+                claims.append((total, " for its search, which spends", (*charge, rule)))
+            elif not math.isclose(total, float(cell["epsilon"]), rel_tol=1e-6):
+                raise ValueError(f"states epsilon {total} for its search, which spends {cell['epsilon']}")
         numbers |= {f"noise_{kind}": float(value) for kind, value in record.get("noise", {}).items()}
         numbers["test_score"] = numbers[f"test_{score}"]
         numbers["validation_score"] = numbers.get(f"validation_{score}", math.nan)
@@ -188,10 +204,8 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
         if "right" in record:
             unpacked(record["right"], record["tested"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Damaged(f"{place}: {type(error).__name__} {error}") from error
-    if not math.isclose(numbers["epsilon"], spent, rel_tol=1e-6):
-        raise Damaged(f"{place}: states epsilon {numbers['epsilon']}, its ledger spends {spent}")
-    return {"state": record["status"], "score": score} | numbers | further | origin
+        raise Damaged(f"{store.place(run_id)}: {type(error).__name__} {error}") from error
+    return {"state": record["status"], "score": score, "claims": claims} | numbers | further | origin
 
 
 def curves(store: Store, selected: pd.DataFrame) -> pd.DataFrame:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import version
@@ -14,44 +16,60 @@ from itertools import groupby, zip_longest
 from typing import Any
 
 from dpopt.privacy import caching
-from dpopt.privacy.accountants import epsilon, events
+from dpopt.privacy.accountants import epsilon, events, quiet
 from dpopt.privacy.ledger import Draw, Ledger
 from dpopt.privacy.selection import BestOf, Selection, selection_rule, selection_spec
 from dpopt.store.provenance import code, cpu
-from dpopt.store.runs import Store
+from dpopt.store.runs import UNREADABLE, Store
 
 ROUNDING = 1 + 1e-6
 """A budget may be overdrawn by this factor: sums of seconds and solved epsilons are not exact."""
-
-
-_anew: ContextVar[dict[str, float] | None] = ContextVar("anew", default=None)
+_READ = dict[str, float]()
+"""What `spent` has computed or read in this process, outside of `computed_anew`."""
+_values: ContextVar[dict[str, float]] = ContextVar("values", default=_READ)
 
 
 def spent(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> float:
     """Epsilon of a run that leaves `ledger`, or by a rule of its search, for readers: computed once on a machine."""
-    # The key has all that decides the bits of the value; `dpopt verify` takes none that was kept.
-    key = [events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()]
-    anew = _anew.get()
-    if anew is not None:
-        if (text := json.dumps(key)) not in anew:
-            anew[text] = (rule.epsilon if rule else epsilon)(ledger, delta, accountant)
-        return anew[text]
-    path = caching.place("epsilon", key)
-    kept = caching.read(path)
-    if kept is None:
-        kept = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
-        caching.write(path, kept)
-    return kept["epsilon"]
+    key, values = _key(ledger, delta, accountant, rule), _values.get()
+    if key not in values:
+        path = caching.place("epsilon", key)
+        kept = caching.read(path) if values is _READ else None
+        if kept is None:
+            kept = {"epsilon": (rule.epsilon if rule else epsilon)(ledger, delta, accountant)}
+            if values is _READ:
+                caching.write(path, kept)
+        values[key] = kept["epsilon"]
+    return values[key]
+
+
+def _key(ledger: Ledger, delta: float, accountant: str, rule: Selection | None = None) -> str:
+    # It has all that decides the bits of the value; `dpopt verify` takes none that was kept.
+    return json.dumps([events(ledger), delta, accountant, rule and selection_spec(rule), _arithmetic()])
+
+
+def ahead(charges: Iterable[Any]) -> None:
+    """Compute what `spent` will be asked for, by its arguments, on all cores."""
+    distinct = {_key(*charge): charge for charge in charges}
+
+    def compute(charge: Any) -> None:
+        with suppress(*UNREADABLE):  # raised again where it is asked for
+            spent(*charge)
+
+    # Threads are enough: most of an accountant's time goes into long operations on arrays.
+    cores = min(8, os.cpu_count() or 1)
+    with quiet(), ThreadPoolExecutor(cores, initializer=_values.set, initargs=(_values.get(),)) as pool:
+        list(pool.map(compute, distinct.values()))
 
 
 @contextmanager
 def computed_anew() -> Iterator[None]:
     """Inside, `spent` takes no value that was kept on this machine, and computes each once: runs have equal ledgers."""
-    token = _anew.set({})
+    token = _values.set({})
     try:
         yield
     finally:
-        _anew.reset(token)
+        _values.reset(token)
 
 
 @cache
@@ -72,12 +90,17 @@ def price(store: Store, selected: Mapping[str, Any]) -> tuple[float, float]:
     costs what all of its runs do, whatever a simulation says.
     """
     rule = selection_rule(json.loads(selected["selection"])) if selected["selection"] else None
-    composed = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"])
-    return (float(selected["epsilon_total"]) if isinstance(rule, BestOf) else composed), composed
+    together = epsilon_of_runs(store, selected["charges"], selected["delta"], selected["accountant"])
+    return (float(selected["epsilon_total"]) if isinstance(rule, BestOf) else together), together
 
 
 def epsilon_of_runs(store: Store, charges: Mapping[str, int], delta: float, accountant: str) -> float:
-    """Epsilon of several runs on the same records, one after the other; an upper bound.
+    """Epsilon of the runs of `composed`."""
+    return spent(composed(store, charges), delta, accountant)
+
+
+def composed(store: Store, charges: Mapping[str, int]) -> Ledger:
+    """The ledger of several runs on the same records, one after the other, as draws in no order; an upper bound.
 
     Runs with the same seed and number within a search (`search` of a cell) share their sampling, as where a suite was
     run again with other values of a grid. They cost more than runs with draws of their own, and are composed draw by
@@ -97,7 +120,7 @@ def epsilon_of_runs(store: Store, charges: Mapping[str, int], delta: float, acco
         counts.update(ledgers[0].counts() if len(ledgers) == 1 else _merged(ledgers))
     for draw, count in counts.items():
         total.append(draw, count)
-    return spent(total, delta, accountant)
+    return total
 
 
 def _merged(ledgers: Sequence[Ledger]) -> Counter[Draw]:

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dpopt import registry
 from dpopt.markup import FALLEN, fallen
 from dpopt.results import layout, pricing, statistics
-from dpopt.results.choosing import Row
+from dpopt.results.choosing import Row, grouped
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
@@ -50,31 +51,35 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     """
     if selected.empty:
         return pd.DataFrame()
-    rows, tests, is_unscored = [], [], []
-    for keys, group in selected.groupby(GROUP, sort=False, dropna=False):
-        prices = [pricing.price(store, row) for row in group.to_dict("records")]
-        unscored, edges = without_score(group), Counter(edge for of in group["edges"] if of for edge in of.split(", "))
-        entries, optimizer, widen = registry.entries("optimizer"), group["optimizer"].iloc[0], group["widen"].max()
+    rows, tests, is_unscored, entries = [], [], [], registry.entries("optimizer")
+    runs = selected.to_dict("records")
+    pricing.ahead((pricing.composed(store, run["charges"]), run["delta"], run["accountant"]) for run in runs)
+    # A frame of its own for each group would take longer than all that is computed of its few rows.
+    for group in grouped(runs, GROUP).values():
+        first, widen = group[0], max(run["widen"] for run in group)
+        is_diverged = [run["state"] == "diverged" or run.get("test_unscored", 0) > 0 for run in group]
+        unscored = without_score(pd.DataFrame(group)) if any(is_diverged) else ""
+        edges = Counter(edge for run in group if run["edges"] for edge in run["edges"].split(", "))
+        prices = [pricing.price(store, run) for run in group]
         notes = [
-            entries[optimizer].note if optimizer in entries else "",  # results may be of one that is not installed here
+            entries[first["optimizer"]].note if first["optimizer"] in entries else "",  # it may not be installed here
             f"ε with tuning counts {widen} further runs beyond the grid, made or not." if widen else "",
             f"{unscored}, which counts as diverged: not ranked." if unscored else "",
             _fallen(group),
         ]
-        tests.append(group.set_index("seed")["test_score"])
+        tests.append(pd.Series(_column(group, "test_score"), [run["seed"] for run in group]))
         rows.append(
             {
-                **dict(zip(GROUP, keys, strict=True)),
-                "tuning": group["tuning"].iloc[0],
+                **{key: first[key] for key in (*GROUP, "tuning")},
                 **_scores(group),
                 "seeds": len(group),
-                "runs": float(group["runs"].mean()),
-                "diverged": int(((group["state"] == "diverged") | (group.get("test_unscored", 0) > 0)).sum()),
-                "validation": group["selection_score"].mean(),
+                "runs": _mean(group, "runs"),
+                "diverged": sum(is_diverged),
+                "validation": _mean(group, "selection_score"),
                 "edges": ", ".join(f"{edge} {count}/{len(group)}" for edge, count in sorted(edges.items())),
-                **{name: group[name].mean() for name in ("examples", "draws", "noise_gradient") if name in group},
-                "delta": group["delta"].max(),
-                "epsilon_single": group["epsilon"].max(),
+                **{name: _mean(group, name) for name in ("examples", "draws", "noise_gradient") if name in first},
+                "delta": max(run["delta"] for run in group),
+                "epsilon_single": max(run["epsilon"] for run in group),
                 "epsilon_with_tuning": max(with_tuning for with_tuning, _ in prices),
                 "epsilon_composed": max(composed for _, composed in prices),
                 "note": " ".join(filter(None, notes)),
@@ -89,23 +94,34 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(list(order), ascending=list(order.values())).reset_index(drop=True)
 
 
-def _fallen(group: pd.DataFrame) -> str:
-    if not {"eta", "lr", "noise_losses"} <= set(group):
-        return ""
-    pairs = group.loc[group["noise_losses"].notna(), ["lr", "eta"]].itertuples(index=False)
-    fell = sum(bool(fallen({"losses": 1.0}, *pair)) for pair in pairs)
+def _column(group: Sequence[Row], name: str) -> NDArray[np.float64]:
+    return np.array([run[name] for run in group], float)
+
+
+def _mean(group: Sequence[Row], name: str) -> float:
+    """Over the runs that have it."""
+    values = _column(group, name)
+    is_there = ~np.isnan(values)
+    return np.where(is_there, values, 0).sum() / is_there.sum() if is_there.any() else math.nan
+
+
+def _fallen(group: Sequence[Row]) -> str:
+    probed = [run for run in group if not math.isnan(run.get("noise_losses", math.nan))]
+    fell = sum(bool(fallen({"losses": 1.0}, run["lr"], run.get("eta", math.nan))) for run in probed)
     return f"In {fell} of {len(group)} seeds {FALLEN}." if fell else ""
 
 
-def _scores(group: pd.DataFrame) -> dict[str, Any]:
+def _scores(group: Sequence[Row]) -> dict[str, Any]:
+    first, tests = group[0], _column(group, "test_score")
+    columns = {"mean": tests} | {name: _column(group, name) for name in first if name.startswith("score_")}
     # NaN if one seed's value is NaN: a mean over the others would flatter the method.
-    columns = {"mean": group["test_score"]} | {name: group[name] for name in group if name.startswith("score_")}
-    means = {name: values.mean(skipna=False) for name, values in columns.items()}
-    spreads = {name: values.std(skipna=False) for name, values in columns.items()}
-    score = group["score"].iloc[0]
+    with np.errstate(invalid="ignore"):
+        means = {name: values.mean() for name, values in columns.items()}
+        spreads = {name: values.std(ddof=1) if len(group) > 1 else math.nan for name, values in columns.items()}
     # Of a mean of zeros and ones it is known how the test split's size limits it.
-    tested = float(group["tested"].iloc[0]) if score == "accuracy" and "tested" in group else math.nan
-    low, high = statistics.expected_score(group["test_score"].to_numpy(float), tested, shown(score).ends)
+    score = first["score"]
+    tested = float(first["tested"]) if score == "accuracy" and "tested" in first else math.nan
+    low, high = statistics.expected_score(tests, tested, shown(score).ends)
     return (
         {"score": score, "tested": tested, "low": low, "high": high}
         | means

@@ -87,12 +87,11 @@ class Table:
 
     def styled(self, style: TextFormat) -> pd.DataFrame:
         """The texts as a format takes them, names included."""
-        frame = self.frame.map(style.escape)
+        columns = {name: list(map(style.escape, self.frame[name])) for name in self.frame}
         for cells, mark in ((self.italic, style.italic), (self.bold, style.bold)):
             for row, name in cells:
-                column = frame.columns.get_loc(name)
-                frame.iloc[row, column] = mark(text) if (text := frame.iloc[row, column]) else ""
-        return frame.rename(columns=style.escape)
+                columns[name][row] = mark(text) if (text := columns[name][row]) else ""
+        return pd.DataFrame(columns, self.frame.index).rename(columns=style.escape)
 
     def headed(self, style: TextFormat) -> pd.DataFrame:
         """`styled`, with a row for the heading of each part."""

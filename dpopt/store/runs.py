@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -176,6 +177,8 @@ class Store:
             FileNotFoundError: the cell is not done.
             Damaged: the file is no run of this name, or not as it was written.
         """
+        if self.is_read_only and (archived := self._archived(run_id)) is not None:  # it has no directories of runs
+            return archived
         path = self.folder(run_id, RUN)
         try:
             status = path.stat()
@@ -255,7 +258,7 @@ class Store:
     def _archived(self, run_id: str) -> Run | None:
         """A run of an archive; of several that have it, the one with most of it."""
         # Archives are large: a further one is read only while those that were read do not have the run.
-        for further in (None, *(suite for suite in self._archived_suites if suite not in self._archives)):
+        for further in chain([None], (suite for suite in self._archived_suites if suite not in self._archives)):
             with suppress(ConfigError):  # of a suite that may be another one: who reads that one is told
                 if further is not None:
                     self.archive(further)

@@ -8,6 +8,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from reference.privacy_loss import epsilon as reference
 from scipy import optimize, special
 
@@ -35,6 +36,20 @@ def gaussian(noise, delta):
         return own + math.log(-math.expm1(other - own)) - math.log(delta)
 
     return optimize.brentq(excess, 0, 0.5 / noise**2 + 25 / noise, xtol=1e-14, rtol=1e-13)
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.7, 9.0])
+@pytest.mark.parametrize("rate", [1e-7, 0.003, -math.expm1(-0.05), 0.3, 0.99, 1.0])
+def test_the_loss_of_a_draw_has_the_bits_of_dp_accountings(rate, noise):
+    """Also where the smallest loss is a point of the grid: at the third rate it is -0.05."""
+    step = privacy_loss.COARSEST
+    expected = from_gaussian_mechanism(noise, value_discretization_interval=step, sampling_prob=rate)
+    loss = accountants._loss(rate, noise)
+    for way in ("_pmf_remove", "_pmf_add"):
+        ours, theirs = (vars(getattr(each, way)) for each in (loss, expected))
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    assert loss._symmetric == expected._symmetric == (rate == 1)
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10, 1e-100])

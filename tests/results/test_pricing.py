@@ -103,6 +103,11 @@ def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_ran
 RULES = [None, BestOf("geometric", 4.0), Composed(3), Simulated(0.5), After(ledger((0.1, (4.0,), 7)))]
 
 
+@pytest.fixture(autouse=True)
+def nothing_in_memory():
+    pricing._READ.clear()
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     """The folder of what is kept."""
@@ -124,6 +129,8 @@ def test_what_is_kept_has_the_bits_of_what_is_computed(accountant, rule, kept, m
     for place in ("accountants.epsilon", "selection.BestOf.epsilon"):
         monkeypatch.setattr(f"dpopt.privacy.{place}", fails)
     monkeypatch.setattr(pricing, "epsilon", fails)
+    assert pricing.spent(mixed, 1e-5, accountant, rule) == found
+    pricing._READ.clear()
     assert pricing.spent(mixed, 1e-5, accountant, rule) == found
     assert len(list(kept.iterdir())) == 1
 
@@ -155,8 +162,32 @@ def test_a_flipped_bit_changes_no_epsilon(kept):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
         file.write_bytes(changed)
+        pricing._READ.clear()
         assert pricing.spent(run, 1e-5, "rdp") == found
     assert file.read_bytes() == whole, "made again"
+
+
+def test_many_at_once_have_the_bits_of_single_ones(kept, monkeypatch):
+    runs = [ledger((0.1, (3.0,), draws), (0.2, (4.0, 9.0), 3)) for draws in range(1, 9)]
+    charges = [(run, 1e-5, "rdp") for run in runs] + [(runs[0], 1e-5, "rdp", rule) for rule in RULES[1:]]
+    alone = [(rule[0].epsilon if rule else epsilon)(*run) for *run, rule in ((*each[:3], each[3:]) for each in charges)]
+    pricing.ahead([*charges, (runs[0], 1e-5, "none"), *charges])
+    assert len(list(kept.iterdir())) == len(charges)
+    for place in ("pricing.epsilon", "pricing.caching.read"):
+        monkeypatch.setattr(f"dpopt.results.{place}", fails)
+    assert [pricing.spent(*charge) for charge in charges] == alone
+    with pytest.raises(pytest.fail.Exception):
+        pricing.spent(runs[0], 1e-5, "none")
+
+
+def test_many_at_once_are_computed_anew_where_all_is(kept):
+    charges = [(ledger((0.1, (3.0,), draws)), 1e-5, "rdp") for draws in range(1, 9)]
+    pricing.ahead(charges)
+    pricing._READ.update(dict.fromkeys(pricing._READ, 0.0))
+    with pricing.computed_anew():
+        pricing.ahead(charges)
+        assert [pricing.spent(*charge) for charge in charges] == [epsilon(*charge) for charge in charges]
+    assert {pricing.spent(*charge) for charge in charges} == {0.0}
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, monkeypatch):
@@ -172,6 +203,7 @@ def test_verification_takes_nothing_that_was_kept(matrix, monkeypatch, capsys, t
     main(["verify", here])
     said = capsys.readouterr()
     monkeypatch.setattr(caching, "read", fails)
+    pricing._READ.clear()
     with pytest.raises(pytest.fail.Exception):
         main(["table", "suite=made", here])
     capsys.readouterr()
