@@ -120,7 +120,7 @@ class BookkeepingEngine(FlatModel):
             if recorder.ends and losses.requires_grad:
                 uses, edges = zip(*recorder.ends, strict=True)
                 # The gradients of all other uses come to `receive` on the way to these.
-                gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
+                gradients = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
         with precise, torch.no_grad():  # as in a backward pass
             for use, gradient in waiting:
