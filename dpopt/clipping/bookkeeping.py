@@ -30,7 +30,7 @@ from dpopt.clipping.flat import (
     must_be_sanitized,
 )
 from dpopt.clipping.losses import Loss
-from dpopt.clipping.mixing import Unsupported, same_randomness
+from dpopt.clipping.mixing import Unsupported, in_turn
 from dpopt.types import Number, Vector
 
 _REENTRANT = (
@@ -72,7 +72,7 @@ class BookkeepingEngine(FlatModel):
         losses: list[Tensor] = []
         factors: list[list[Factor]] = [[] for _ in self._parameters]
         precise = FullPrecision(x.device)
-        for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
+        for weight, theta in in_turn(points, x.device):
             with self.at(theta):
                 losses.append(self._backward(weight, x, y, factors, precise))
         factors = [merged(group) for group in factors]
@@ -102,16 +102,17 @@ class BookkeepingEngine(FlatModel):
         self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]], precise: FullPrecision
     ) -> Tensor:
         waiting: list[tuple[_Use, Tensor]] = []
+        examples = x.shape[0]
 
         def receive(use: _Use, gradient: Tensor) -> None:
-            if layers.handler(use.module):
+            if use.handler:
                 with precise:
-                    self._add(factors, use, gradient, weight, len(x))
+                    self._add(factors, use, gradient, weight, examples)
             else:
                 # It needs a backward pass of its own, which cannot begin within this one.
                 waiting.append((use, gradient))
 
-        with _Recorder(self._layers, len(x), receive) as recorder, torch.enable_grad():
+        with _Recorder(self._layers, examples, receive) as recorder, torch.enable_grad():
             losses = self.loss(self._output(x), y)
             recorder.is_recording = False
             if recorder.hidden:
@@ -119,27 +120,25 @@ class BookkeepingEngine(FlatModel):
             if recorder.ends and losses.requires_grad:
                 uses, edges = zip(*recorder.ends, strict=True)
                 # The gradients of all other uses come to `receive` on the way to these.
-                gradients = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
+                gradients = torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True)
                 waiting += [(use, g) for use, g in zip(uses, gradients, strict=True) if use and g is not None]
-        with precise:
+        with precise, torch.no_grad():  # as in a backward pass
             for use, gradient in waiting:
-                self._add(factors, use, gradient, weight, len(x))
+                self._add(factors, use, gradient, weight, examples)
         return losses.detach()
 
-    @torch.no_grad()
     def _add(self, factors: list[list[Factor]], use: _Use, gradient: Tensor, weight: Number, examples: int) -> None:
         module, names, kind = use.module, use.names, type(use.module).__name__
-        if tuple(_version(x) for x in use.inputs) != use.versions:
+        if _versions(use.inputs) != use.versions:
             raise Unsupported(f"an input of {kind} was changed in place after its use")
 
         # Norms and sums are in the parameters' type, also where autocast ran the layer in another one.
         gradient = gradient.to(self._parameters[0].dtype).reshape(use.shape)
         if weight != 1:
             gradient = gradient * weight
-        inputs = tuple(x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs)
-        handler = layers.handler(module)
-        if handler:
-            each = handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
+        inputs = tuple([x.to(gradient) if isinstance(x, Tensor) and x.is_floating_point() else x for x in use.inputs])
+        if use.handler:
+            each = use.handler(module, names, inputs[0] if inputs else gradient, gradient, examples)
         elif not inputs:  # a bare parameter that was expanded over the batch
             each = {names[0]: Dense(gradient)}
         elif any(isinstance(x, Tensor) and len(x) != examples for x in (*inputs, gradient)):
@@ -152,7 +151,7 @@ class BookkeepingEngine(FlatModel):
                 raise Unsupported(reason) from error
         for name, factor in each.items():
             factors[self._index[id(module._parameters[name])]].append(factor)
-        use.inputs = use.versions = ()  # the graph refers to the use until it is gone itself
+        use.inputs, use.versions = (), []  # the graph refers to the use until it is gone itself
 
     def _most_examples(self) -> int:
         # Verification measures what an example needs.
@@ -175,18 +174,17 @@ class BookkeepingEngine(FlatModel):
 def _layers_of(model: nn.Module) -> list[_Layer]:
     result = []
     for module in model.modules():
-        names = layers.trained(module)
+        names, handler = layers.trained(module), layers.handler(module)
         # A module of unknown kind may use a bare parameter, such as a class token, outside of any layer's call.
-        is_handled = layers.handler(module) is not None
         shapes = {name: cast(nn.Parameter, module._parameters[name]).shape for name in names}
-        bare = [name for name, shape in shapes.items() if not is_handled and len(shape) > 1 and shape[0] == 1]
+        bare = [name for name, shape in shapes.items() if not handler and len(shape) > 1 and shape[0] == 1]
         if names:
-            result.append((module, [name for name in names if name not in bare], bare))
+            result.append((module, [name for name in names if name not in bare], bare, handler))
     return result
 
 
-_Layer = tuple[nn.Module, list[str], list[str]]
-"""A module that holds trained parameters: the names of those in its calls, and of bare ones of shape [1, ...]."""
+_Layer = tuple[nn.Module, list[str], list[str], layers.Handler | None]
+"""A module that holds trained parameters: the names of those in its calls, of bare ones of shape [1, ...], handler."""
 
 
 @dataclass
@@ -197,8 +195,9 @@ class _Use:
     names: list[str]  # of its trained parameters
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]  # none of them tensors
-    versions: tuple[int | None, ...]  # those of the inputs, which show an in-place change since
+    versions: list[int | None]  # those of the inputs, which show an in-place change since
     shape: torch.Size
+    handler: layers.Handler | None
 
 
 class _Recorder:
@@ -218,16 +217,18 @@ class _Recorder:
         self.is_recording = True  # not in the backward pass, where checkpoints call layers again
 
     def __enter__(self) -> _Recorder:
-        for module, names, bare in self._layers:
+        for module, names, bare, handler in self._layers:
             for name in bare:
                 parameter = cast(nn.Parameter, module._parameters[name])
                 self._bare.append((module, name, parameter))
                 with torch.enable_grad():
                     expanded = parameter.expand(self._examples, *parameter.shape[1:])
                 module._parameters[name] = cast(nn.Parameter, expanded)
-                self.ends.append((_Use(module, [name], (), {}, (), expanded.shape), get_gradient_edge(expanded)))
+                self.ends.append(
+                    (_Use(module, [name], (), {}, [], expanded.shape, handler), get_gradient_edge(expanded))
+                )
             if names:
-                note = partial(self._note, names)
+                note = partial(self._note, names, handler)
                 self._handles.append(module.register_forward_hook(note, with_kwargs=True))
         return self
 
@@ -238,7 +239,13 @@ class _Recorder:
             module._parameters[name] = parameter
 
     def _note(
-        self, names: list[str], module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+        self,
+        names: list[str],
+        handler: layers.Handler | None,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
+        output: Any,
     ) -> Tensor | None:
         if not torch.is_grad_enabled():
             self.hidden = type(module).__name__
@@ -253,8 +260,8 @@ class _Recorder:
         elif output.shape[0] % self._examples:
             raise Unsupported(f"{type(module).__name__} gives {output.shape[0]} rows for {self._examples} examples")
         if self.is_recording:
-            kept = () if names == ["bias"] else tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
-            use = _Use(module, names, kept, keywords, tuple(_version(x) for x in kept), output.shape)
+            kept = () if names == ["bias"] else tuple([x.detach() if isinstance(x, Tensor) else x for x in inputs])
+            use = _Use(module, names, kept, keywords, _versions(kept), output.shape, handler)
             whole = _whole(output)
             needy = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
             if needy:
@@ -266,8 +273,8 @@ class _Recorder:
         return output
 
 
-def _version(x: Any) -> int | None:
-    return x._version if isinstance(x, Tensor) else None
+def _versions(inputs: tuple[Any, ...]) -> list[int | None]:
+    return [x._version if isinstance(x, Tensor) else None for x in inputs]
 
 
 def _whole(output: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import combinations
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 BLOCK, DEVICE_BLOCK = 2**19, 2**25
 """Values of Gram matrices or unfolded inputs that are held at once. On a CPU far more would leave its caches; an
 accelerator has little to do in a block of that size, and every block costs it several launches."""
+_ALL = slice(None)
 
 
 _MARGIN = 16
@@ -56,7 +57,7 @@ class Factor:
         """The same with zeros for the examples that `keep`, bool [n], leaves out."""
         raise NotImplementedError
 
-    def dense(self, rows: slice = slice(None)) -> Tensor:
+    def dense(self, rows: slice = _ALL) -> Tensor:
         """The gradients of the examples `rows`, shape [n, numel]."""
         raise NotImplementedError
 
@@ -76,7 +77,7 @@ class OuterProducts(Factor):
         """Groups, and T."""
         raise NotImplementedError
 
-    def pair(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    def pair(self, rows: slice = _ALL) -> tuple[Tensor, Tensor]:
         """Left [n, groups, T, p] and right [n, groups, T, q] of the examples `rows`."""
         raise NotImplementedError
 
@@ -84,13 +85,14 @@ class OuterProducts(Factor):
         squares, errors = [], []
         groups, length = self.gram_size
         if length == 1:
-            left, right = (_vecnorm(side) + math.sqrt(side.shape[3] * _lost(side)) for side in self.pair())
-            return (left * right).square().flatten(1).sum(1), None
+            left, right = (_vecnorm(side).add_(math.sqrt(side.shape[3] * _lost(side.dtype))) for side in self.pair())
+            square = left.mul_(right).square_()
+            return square.view(-1) if groups == 1 else square.flatten(1).sum(1), None
         for part in blocks(self.examples, groups * length**2, self.device):
             left, right = self.pair(part)
             gram, other = left @ left.mT, right @ right.mT
             # What underflows in one Gram matrix could be large times the other one.
-            error = length * _lost(gram) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
+            error = length * _lost(gram.dtype) * (left.shape[3] * _trace(other) + right.shape[3] * _trace(gram))
             gram.mul_(other)
             squares.append(gram.sum((1, 2, 3)))
             errors.append(error + rounding(_trace(gram)))
@@ -99,6 +101,8 @@ class OuterProducts(Factor):
 
 def merged(factors: Sequence[Factor]) -> list[Factor]:
     """The same sum with all materialised gradients, and all looked-up rows, in one factor each."""
+    if len(factors) < 2:
+        return list(factors)
     dense = [factor.values for factor in factors if isinstance(factor, Dense)]
     rows = [factor for factor in factors if isinstance(factor, Rows)]
     rest = [factor for factor in factors if not isinstance(factor, Dense | Rows)]
@@ -117,8 +121,8 @@ def squared_norm(factors: Sequence[Factor], scale: Tensor | None = None) -> Tens
     """
     if scale is not None:
         return _scaled_squared_norm(factors, scale)
-    squares, errors = zip(*(factor.squared_norm() for factor in factors), strict=True)
-    if len(factors) == 1 and errors[0] is None:
+    squares, errors = zip(*[factor.squared_norm() for factor in factors], strict=True)
+    if errors == (None,):
         return squares[0]
     total = reduce(torch.add, squares)
     # A layer that is called twice has gradients that add up before the norm is taken.
@@ -133,7 +137,7 @@ def _scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
     first = factors[0]
     # One outer product needs no gradient: its scaled square is left^2 s^2 right^2.
     if len(factors) == 1 and isinstance(first, Outer) and first.gram_size == (1, 1):
-        least = _lost(scale)
+        least = _lost(scale.dtype)
         left, right = (side.flatten(1).square().add_(least) for side in first.pair())
         square = scale.square().add_(least)
         return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
@@ -180,9 +184,9 @@ class Dense(Factor):
     def sanitized(self, keep: Tensor) -> Dense:
         return Dense(zeroed(self.values, keep))
 
-    def dense(self, rows: slice = slice(None)) -> Tensor:
-        values = self.values[rows]
-        return values.reshape(len(values), -1)
+    def dense(self, rows: slice = _ALL) -> Tensor:
+        values = self.values if rows == _ALL else self.values[rows]
+        return values.reshape(values.shape[0], -1)
 
 
 @dataclass(frozen=True)
@@ -205,13 +209,13 @@ class Outer(OuterProducts):
     def gram_size(self) -> tuple[int, int]:
         return 1, self.left.shape[2]
 
-    def pair(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        return self.left[rows], self.right[rows]
+    def pair(self, rows: slice = _ALL) -> tuple[Tensor, Tensor]:
+        return (self.left, self.right) if rows == _ALL else (self.left[rows], self.right[rows])
 
     def weighted_sum(self, weights: Tensor, out: Tensor, is_first: bool) -> None:
         # The weights go to the narrower side, where multiplying costs less.
         is_left_narrow = self.left.shape[3] <= self.right.shape[3]
-        scale = weights[:, None, None, None]
+        scale = weights.view(-1, 1, 1, 1)
         left = (self.left * scale if is_left_narrow else self.left).flatten(0, 2)
         right = (self.right if is_left_narrow else self.right * scale).flatten(0, 2)
         if self.is_transposed:
@@ -221,7 +225,7 @@ class Outer(OuterProducts):
     def sanitized(self, keep: Tensor) -> Outer:
         return Outer(zeroed(self.left, keep), zeroed(self.right, keep), self.is_transposed)
 
-    def dense(self, rows: slice = slice(None)) -> Tensor:
+    def dense(self, rows: slice = _ALL) -> Tensor:
         left, right = self.pair(rows)
         return (right.mT @ left if self.is_transposed else left.mT @ right).flatten(1)
 
@@ -267,7 +271,7 @@ class Rows(Factor):
     def sanitized(self, keep: Tensor) -> Rows:
         return Rows(self.ids, zeroed(self.values, keep), self.shape)
 
-    def dense(self, rows: slice = slice(None)) -> Tensor:
+    def dense(self, rows: slice = _ALL) -> Tensor:
         ids, values = self.ids[rows], self.values[rows]
         table = values.new_zeros(len(ids), *self.shape)
         return table.scatter_add_(1, ids.unsqueeze(2).expand_as(values), values).flatten(1)
@@ -283,9 +287,10 @@ def zeroed(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep.view(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
 
-def _lost(like: Tensor) -> float:
-    """The most that the square of a number may lose by being too small for the type of `like`."""
-    return torch.finfo(like.dtype).tiny
+@cache
+def _lost(dtype: torch.dtype) -> float:
+    """The most that the square of a number may lose by being too small for its type."""
+    return torch.finfo(dtype).tiny
 
 
 def _trace(gram: Tensor) -> Tensor:

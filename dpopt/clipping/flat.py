@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
-from dpopt.clipping.mixing import Unsupported, same_randomness, watch_generators
+from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
 from dpopt.clipping.rules import factors
 from dpopt.types import ClipRule, Number, Vector
 
@@ -199,21 +199,22 @@ class FlatModel(ClippingEngine):
         if not len(x):
             return points[0].new_zeros(len(points), 0)
         x, y = x.detach(), y.detach()
-        pairs = zip(points, same_randomness(x.device), strict=False)
         with self.running():
-            return torch.stack([self._losses(theta.detach(), x, y) for theta, _ in pairs])
+            return torch.stack([self._losses(theta.detach(), x, y) for theta in in_turn(points, x.device)])
 
     @torch.no_grad()
     def clipped(
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Clipped:
-        points = [(float(weight), theta.detach()) for weight, theta in points]
         x, y, scale = x.detach(), y.detach(), None if scale is None else scale.detach()
-        if not len(x):
-            theta = points[0][1]
+        if not x.shape[0]:
+            theta = points[0][1].detach()
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
-        self.examine(x, y)
-        each = self.per_example(points, x, y, scale)
+        if self.is_to_be_examined(x.shape[0]):
+            self.examine(x, y)
+        # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
+        # Nobody else holds them, so that they are gone when the sum is made.
+        each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
         weights = clip_factors(clip, each.norms, mask)
         return Clipped(each.weighted_sum(weights), each.losses, each.norms)
 
@@ -394,10 +395,15 @@ def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     # Whatever the rule says, no example contributes more than the sensitivity that the noise is scaled to; an infinite
     # norm makes that 0, one that is not a number makes it none. Squares of a norm below `least` may have been too small
     # for the type, so it may be longer than it seems; a factor below `tiny` has few digits, and may be too large.
-    number = torch.finfo(norm.dtype)
-    least = number.tiny**0.5 / number.eps
+    tiny, least = _limits(norm.dtype)
     factor = torch.minimum(factors(clip, norm), clip.sensitivity / norm.clamp(min=least))
-    return F.threshold(factor.nan_to_num_(nan=0.0), number.tiny, 0.0).mul_(mask)
+    return F.threshold(factor.nan_to_num_(nan=0.0), tiny, 0.0).mul_(mask)
+
+
+@cache
+def _limits(dtype: torch.dtype) -> tuple[float, float]:
+    number = torch.finfo(dtype)
+    return number.tiny, number.tiny**0.5 / number.eps
 
 
 def must_be_sanitized(norm: Tensor) -> bool:

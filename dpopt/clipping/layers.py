@@ -19,19 +19,19 @@ from dpopt.clipping.convolution import convolved, standardized
 from dpopt.clipping.factors import Dense, Factor, Rows, outer
 from dpopt.errors import ConfigError
 
-_Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
+Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
 """(module, trained names, input, output gradient, n) -> gradients; both have n r rows, r of one example."""
 
-_HANDLERS: dict[str, _Handler] = {}
+_HANDLERS: dict[str, Handler] = {}
 
 
-def handler(module: nn.Module) -> _Handler | None:
+def handler(module: nn.Module) -> Handler | None:
     """The function for the layer's kind, or None."""
     return _handler_of(type(module))
 
 
 @cache
-def _handler_of(kind: type[nn.Module]) -> _Handler | None:
+def _handler_of(kind: type[nn.Module]) -> Handler | None:
     # A subclass with a `forward` of its own is another kind of layer.
     owner = next(parent for parent in kind.__mro__ if "forward" in vars(parent))
     return _HANDLERS.get(f"{owner.__module__}.{owner.__qualname__}")
@@ -42,8 +42,8 @@ def trained(module: nn.Module) -> list[str]:
     return [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
 
 
-def _handles(*names: str) -> Callable[[_Handler], _Handler]:
-    def register(function: _Handler) -> _Handler:
+def _handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(function: Handler) -> Handler:
         _HANDLERS.update(dict.fromkeys(names, function))
         return function
 

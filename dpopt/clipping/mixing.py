@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import repeat
 from typing import Any, TypeVar, cast
 
 import torch
@@ -114,6 +115,13 @@ def same_randomness(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(cpu)
         for state in cuda:
             torch.cuda.set_rng_state(state, device)
+
+
+def in_turn(parts: Sequence[_T], device: torch.device) -> Iterator[_T]:
+    """Yield each of `parts`, with the random generators as they were at the first."""
+    again = same_randomness(device) if len(parts) > 1 else repeat(None)
+    for part, _ in zip(parts, again, strict=False):
+        yield part
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

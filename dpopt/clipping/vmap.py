@@ -22,7 +22,7 @@ from dpopt.clipping.flat import (
     gradient,
     must_be_sanitized,
 )
-from dpopt.clipping.mixing import forked, same_randomness
+from dpopt.clipping.mixing import forked, in_turn, same_randomness
 from dpopt.types import Vector
 
 _CHUNK_BYTES = 64 * 2**20
@@ -78,7 +78,7 @@ class VmapEngine(FlatModel):
     def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
         losses: list[Tensor] = []
         combined: list[Tensor] = []
-        for (weight, theta), _ in zip(points, same_randomness(x.device), strict=False):
+        for weight, theta in in_turn(points, x.device):
             graded, values = self._gradients(theta, x, y)
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded]

@@ -212,9 +212,11 @@ class DataOracle(BaseOracle):
         return total
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
-        clip, places = Bounded(query.clip, sensitivity), [_place(theta) for _, theta in query.points]
-        # Copies, since what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
-        points = [(weight, theta.clone()) for weight, theta in query.points]
+        rule: Any = query.clip  # as `queries.read` leaves it, `Bounded`
+        clip, asked = Bounded(rule.rule, sensitivity), query.points
+        places = [_place(theta) for _, theta in asked] if len(self.noise) > 1 else []
+        # The engine copies the points of each call; all calls are to see the same ones.
+        points = asked if len(drawn.inputs) == 1 else [(weight, theta.clone()) for weight, theta in asked]
         total, losses, drawn.norms = None, [], []
         for part, inputs in enumerate(drawn.inputs):
             x, y, mask = inputs()
@@ -225,9 +227,8 @@ class DataOracle(BaseOracle):
             if self._watch is not None:
                 self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.scale))
             total = clipped.total if total is None else total.add_(clipped.total)
-        if len(self.noise) > 1:  # another kind of query may ask for them
-            for k, (place, (_, theta)) in enumerate(zip(places, query.points, strict=True)):
-                drawn.evaluated[place] = theta, [values[k] for values in losses]
+        for k, place in enumerate(places):
+            drawn.evaluated[place] = asked[k][1], [values[k] for values in losses]
         return torch.zeros(self.dimension, dtype=self.space.dtype, device=self._device) if total is None else total
 
     def _losses(self, drawn: _Drawn, part: int, inputs: _Inputs, at: Sequence[Vector]) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -115,6 +115,7 @@ class Below(Query):
 GRADIENT, LOSSES, COUNTS = Gradient.kind, Losses.kind, Below.kind
 KINDS: dict[str, type[Query]] = {kind.kind: kind for kind in (Gradient, Losses, Below)}
 """The kernel's own kinds of release."""
+_OWN = frozenset(KINDS.values())
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,10 @@ class Space:
             return torch.empty(tensor.shape, dtype=dtype, device=self.device).copy_(tensor.detach())
 
 
+_Reader = Callable[[Any, str, Space], Any]
+"""(value of a field, its name in errors, the space) -> the value as the kernel's own; else a ConfigError."""
+
+
 class Asked(NamedTuple):
     """A query as the kernel has read it, see `Query`: each value was read once and cannot change afterwards."""
 
@@ -182,7 +187,7 @@ def read(query: Query, space: Space) -> Asked:
         raise ConfigError("query", query, "expected a `Query`, such as `Gradient`, `Losses` or `Below`")
     kind = str(query.kind)
     # Everything is read before anything is charged, and once: what is computed with later is the kernel's own.
-    plain = {name: _read(getattr(query, name), hint, f"{kind}.{name}", space) for name, hint in hints(type(query))}
+    plain = {name: reader(getattr(query, name), f"{kind}.{name}", space) for name, reader in _readers(type(query))}
     query = dataclasses.replace(query, **plain)
     releases, centre = query.releases, query.centre
     if not isinstance(releases, int) or releases < 1:
@@ -195,7 +200,7 @@ def read(query: Query, space: Space) -> Asked:
         raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
     centre = None if centre is None else space.number(centre, f"{kind}.centre")
     asked = Asked(query, kind, query.follows, int(releases), sensitivity, centre)
-    if type(query) not in KINDS.values():  # what is wrong with it shows now, whoever is in the draw
+    if type(query) not in _OWN:  # what is wrong with it shows now, whoever is in the draw
         contributions(asked, torch.ones(len(query.probed), 2, dtype=torch.float64), torch.ones(2))
     return asked
 
@@ -212,7 +217,7 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
     """
 
     def of_one(losses: Tensor, norm: Tensor) -> Tensor:
-        if type(asked.query) in KINDS.values():
+        if type(asked.query) in _OWN:
             return asked.query.contribution(Record(losses, norm))
         return asked.query.contribution(Record(losses.as_subclass(Veiled), norm.as_subclass(Veiled)))
 
@@ -229,29 +234,51 @@ def contributions(asked: Asked, losses: Tensor, norms: Tensor) -> Tensor:
 
 
 @cache
-def hints(kind: type[Query]) -> tuple[tuple[str, Any], ...]:
-    """Name and annotation of each field of a kind of query."""
+def _readers(kind: type[Query]) -> tuple[tuple[str, _Reader], ...]:
+    """The name of each field of a kind of query, and the function that reads it."""
     annotations = typing.get_type_hints(kind)
-    return tuple((field.name, annotations[field.name]) for field in dataclasses.fields(kind))
+    return tuple((field.name, _reader(annotations[field.name])) for field in dataclasses.fields(kind))
 
 
-def _read(value: Any, hint: Any, where: str, space: Space) -> Any:
+def _reader(hint: Any) -> _Reader:
     if hint == Number:
-        return space.number(value, where)
-    if hint is ClipRule:
-        if type(value) in ELEMENTWISE:
-            # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
-            names = [field.name for field in dataclasses.fields(value)]
-            value = type(value)(**{name: space.number(getattr(value, name), f"{where}.{name}") for name in names})
-        elif not isinstance(value, ClipRule):
-            raise ConfigError(where, value, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
+        return _number
+    read = _rule if hint is ClipRule else _vector if hint in (Vector, Vector | None) else _points
+    if type(None) not in typing.get_args(hint):
+        return read
+    return lambda value, where, space: None if value is None else read(value, where, space)
+
+
+def _number(value: Any, where: str, space: Space) -> Number:
+    return space.number(value, where)
+
+
+def _rule(value: Any, where: str, space: Space) -> Bounded:
+    if type(value) in ELEMENTWISE:
+        # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
+        names = [field.name for field in dataclasses.fields(value)]
+        numbers = tuple(space.number(getattr(value, name), f"{where}.{name}") for name in names)
+        # A rule of equal floats is made and checked once; a tensor may hold another number each time.
+        are_floats = all(type(number) is float for number in numbers)
+        value = _made(type(value), numbers) if are_floats else type(value)(*numbers)
+    elif isinstance(value, ClipRule):
         check_alone(value)
-        return Bounded(value, space.number(value.sensitivity, f"{where}.sensitivity"))
-    if value is None and type(None) in typing.get_args(hint):
-        return None
-    if hint in (Vector, Vector | None):
-        # A scale is used for the norms and again for the sum: a change in between would move the sum beyond its bound.
-        return space.vector(value, where, is_copied=True)
+    else:
+        raise ConfigError(where, value, "expected a clip rule: a `sensitivity`, and a `factor` for each norm")
+    return Bounded(value, space.number(value.sensitivity, f"{where}.sensitivity"))
+
+
+@lru_cache(maxsize=256)
+def _made(kind: type[Any], numbers: tuple[float, ...]) -> Any:
+    return kind(*numbers)
+
+
+def _vector(value: Any, where: str, space: Space) -> Vector:
+    # A scale is used for the norms and again for the sum: a change in between would move the sum beyond its bound.
+    return space.vector(value, where, is_copied=True)
+
+
+def _points(value: Any, where: str, space: Space) -> Any:
     if not (isinstance(value, list | tuple) and value):
         return space.vector(value, where)
     points: list[Any] = []

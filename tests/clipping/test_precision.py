@@ -1,6 +1,7 @@
 """What holds on any device: norms and sums keep all digits, and blocks and copies are as the device wants them."""
 
 import contextlib
+import dataclasses
 import math
 import weakref
 
@@ -142,6 +143,29 @@ def test_copies_without_bad_examples_are_made_one_at_a_time(monkeypatch):
     made.clipped([(1.0, made.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
     assert len(most) == 6
     assert max(most) <= 2  # the one before is still bound to its name
+
+
+@pytest.mark.parametrize("name", ["bookkeeping", "vmap"])
+def test_copies_of_the_points_are_gone_when_the_sum_is_made(name, monkeypatch):
+    model, x, y = task("tokens")
+    made = engine(model, cross_entropy, name, sample=(x, y))
+    points = [(0.5, made.theta), (0.5, made.theta)]
+    original, left = made.per_example, []
+
+    def noted(points, *rest):
+        copies = [weakref.ref(theta) for _, theta in points]
+        each = original(points, *rest)
+
+        def weighted_sum(weights):
+            left.extend(copy() for copy in copies)
+            return each.weighted_sum(weights)
+
+        return dataclasses.replace(each, weighted_sum=weighted_sum)
+
+    monkeypatch.setattr(made, "is_to_be_examined", lambda examples: False)
+    monkeypatch.setattr(made, "per_example", noted)
+    made.clipped(points, x, y, torch.ones(6, dtype=torch.bool), Abadi(BOUND))
+    assert left == [None, None]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,9 +10,10 @@ from wrong import CHEATS, MISTAKES, PLAIN, Idle, Scaled
 
 import dpopt.testing
 from dpopt.clipping import Abadi, engine
+from dpopt.clipping.rules import AtBound
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle, Draw, Ledger, Plan, Query, calibrate
-from dpopt.privacy.queries import LARGEST, Below, Losses, Space, contributions, read
+from dpopt.privacy.queries import LARGEST, Below, Gradient, Losses, Space, contributions, read
 from dpopt.testing.task import Task
 from dpopt.types import Record
 
@@ -281,6 +282,22 @@ def test_a_norm_that_is_not_longer_than_the_bound_counts(convert, norm, expected
     query = Below(convert(1.0))
     assert query.contribution(Record(torch.zeros(0), torch.tensor(norm))).tolist() == [expected]
     assert query.sensitivity == abs(expected)
+
+
+def bound_of(rule):
+    """The bound of a rule as the kernel reads it."""
+    return float(read(Gradient(THETA, rule), Space(D, torch.float32, torch.device("cpu"))).query.clip.rule.bound)
+
+
+def test_a_rule_that_has_changed_is_read_and_checked_again():
+    rule, bound = Abadi(2.0), torch.tensor(2.0)
+    assert bound_of(rule) == bound_of(AtBound(bound)) == 2.0
+    object.__setattr__(rule, "bound", 3.0)
+    assert bound_of(rule) == bound_of(AtBound(bound.add_(1))) == 3.0
+    for _ in range(2):
+        object.__setattr__(rule, "bound", -3.0)
+        with pytest.raises(ConfigError, match="bound"):
+            bound_of(rule)
 
 
 def own(said, made=1):

@@ -61,6 +61,12 @@ def test_added_noise_is_the_noise(size, dtype):
     torch.testing.assert_close(total, expected)
 
 
+@pytest.mark.parametrize("seed", [0, 7, 2**64 + 5, 2**128 - 3])
+def test_a_stream_is_philox_with_the_seed_as_its_key(seed):
+    exact = np.random.Generator(np.random.Philox(key=seed, counter=[0, 5, 2, 1]))
+    np.testing.assert_array_equal(sampling._stream(seed, 1, 5, 2).random(9), exact.random(9))
+
+
 def test_membership_and_noise_never_share_a_stream():
     members = sampling._stream(9, sampling._ROWS, 3).random(4)
     noise = sampling._stream(9, sampling._NOISE, 3).random(4)
