@@ -260,6 +260,7 @@ def fit(
         stepper = Averaged(stepper, average) if average else stepper
         with processes.together() as settle:
             initial = stepper.init(start)
+            rate = _rate(initial)
             begin = file.reached(initial, plan)
             settle()
         oracle = DataOracle(
@@ -305,9 +306,7 @@ def fit(
         charged = _charged(plan, oracle, end.state, epsilon, examples, spent)
         if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
             charged["status"] = "no_signal"
-        rates = (torch.as_tensor(getattr(state, "eta", math.nan)) for state in (initial, end.state))
-        doubt = fallen(plan.noise, *(float(rate) if rate.numel() == 1 else math.nan for rate in rates))
-        if doubt:
+        if doubt := fallen(plan.noise, rate, _rate(end.state)):
             warnings.warn(f"optimizer: {doubt}", stacklevel=3)
         # The seeds leave the file first: where that fails, the model is as it was and the run can go on.
         file.save(end, has_ended=True)
@@ -364,6 +363,12 @@ def _stepper(name_or_object: Any, isolate: bool) -> Any:
     except TypeError as error:
         raise ConfigError("optimizer", type(stepper).__name__, f"expected a frozen dataclass ({error})") from error
     return stepper
+
+
+def _rate(state: Any) -> float:
+    """The learning rate of a state of an optimizer that finds its own; NaN for any other."""
+    rate = torch.as_tensor(getattr(state, "eta", math.nan))
+    return float(rate) if rate.numel() == 1 else math.nan
 
 
 def _charged(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, spent: Ledger) -> dict[str, Any]:
