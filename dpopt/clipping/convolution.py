@@ -38,7 +38,7 @@ class _Convolved(OuterProducts):
     def gram_size(self) -> tuple[int, int]:
         return self.module.groups, self._images * self.gradient.shape[2:].numel()
 
-    @property
+    @cached_property
     def _images(self) -> int:
         return len(self.x) // max(1, self.examples)
 
@@ -87,8 +87,8 @@ class _Convolved(OuterProducts):
         taps = [stride * step for stride, step in zip(space, self.module.dilation, strict=True)]
         kernel, places = self.module.weight.shape[1:], gradient.shape[2:]
         windows = x.as_strided((*x.shape[:2], *kernel[1:], *places), (batch, channel, *taps, *steps))
-        right = windows.reshape(len(x), groups, kernel.numel(), places.numel())
-        left = gradient.reshape(len(x), groups, -1, right.shape[3])
+        right = windows.reshape(x.shape[0], groups, kernel.numel(), places.numel())
+        left = gradient.reshape(x.shape[0], groups, -1, right.shape[3])
         if images > 1:
             left, right = (s.unflatten(0, (-1, images)).permute(0, 2, 3, 1, 4).flatten(3) for s in (left, right))
         return left, right - right.mean(2, keepdim=True) if self.is_centred else right

@@ -79,7 +79,8 @@ class _Key(ISeedSequence):
 def _stream(seed: int, purpose: int, draw: int, release: int = 0) -> np.random.Generator:
     # The low counter word is the position inside a stream; the others keep streams 2^64 blocks apart.
     counter = np.array([0, draw, release, purpose], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(_Key(seed), counter=counter))
+    key: Any = _Key(seed)  # NumPy's annotations know no other kind of seed sequence than its own
+    return np.random.Generator(np.random.Philox(key, counter=counter))
 
 
 def poisson_rows(seed: int, draw: int, examples: int, rate: float) -> NDArray[np.int64]:
