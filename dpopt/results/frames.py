@@ -183,7 +183,7 @@ def _outcome(store: Store, run_id: str, cell: dict[str, Any]) -> dict[str, Any]:
     try:
         numbers = {key: float(record[key]) for key in names}
         charge = ledger, cell["delta"], cell["accountant"]
-        claims = [(numbers["epsilon"], ", its ledger spends", charge)]
+        claims: list[Any] = [(numbers["epsilon"], ", its ledger spends", charge)]
         if "selection" in cell:
             total, rule = float(record.get("epsilon_total", math.nan)), selection_rule(cell["selection"])
             # A run that is not trained spends nothing by itself, but its search was charged the cell's epsilon.
