@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpopt.errors import ConfigError, unknown
 from dpopt.privacy import privacy_loss
@@ -125,14 +124,14 @@ def _loss(rate: float, noise: float) -> Any:
         return pld.from_gaussian_mechanism(noise, value_discretization_interval=step)
     for way, sign in ((AdjacencyType.REMOVE, 1), (AdjacencyType.ADD, -1)):
         loss = GaussianPrivacyLoss(noise, sampling_prob=rate, adjacency_type=way)
-        ends = loss.connect_dots_bounds()
+        ends: Any = loss.connect_dots_bounds()
         first, last = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
         divergence = _divergence(loss, rate, noise, np.arange(first, last + 1) * step, sign)
         ways.append(connected(step, first, last, divergence))
     return pld.PrivacyLossDistribution(*ways)
 
 
-def _divergence(loss: Any, rate: float, noise: float, epsilon: NDArray[np.float64], sign: int) -> NDArray[np.float64]:
+def _divergence(loss: Any, rate: float, noise: float, epsilon: np.ndarray, sign: int) -> np.ndarray:
     """Hockey-stick divergence at every `epsilon`, shape [points], of a record that is taken away (1) or added (-1)."""
     # As `loss.get_delta_for_epsilon`, which inverts the loss at one point after the other. The loss without sampling is
     # log(1 + (e^epsilon - 1)/q), by the same operations in the same order, as every stored epsilon has their bits.
