@@ -5,7 +5,7 @@ import re
 import pytest
 from fabricated import SMALL, noted
 
-from dpopt.cli import main
+from dpopt.cli import console, main
 from dpopt.cli.running import SHOWN
 from dpopt.runs import probe
 from dpopt.store import Store
@@ -75,7 +75,7 @@ def nowhere(tmp_path, monkeypatch):
 
 
 def test_a_plan_needs_neither_data_nor_weights(tmp_path, nowhere, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(console.OUT, "_width", 200)
     assert main(["plan", HYFREEDP, "workers=1", f"results={tmp_path}"]) == 0
     assert not nowhere
     *tables, cells, estimate, basis, _, absent = capsys.readouterr().out.splitlines()
@@ -110,7 +110,7 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
 
 
 def test_no_more_hours_than_allowed(tmp_path, capsys, monkeypatch):
-    def slow(rows, *given):
+    def slow(rows, *given, **limits):
         for row in rows:
             row.timing = Timing(draw=1.0)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from small_suites import QUICK
 
-from dpopt.cli import main
+from dpopt.cli import console, main
 from dpopt.store import Store
 
 SUITE = QUICK + "optimizers: [dp_sgd]\nsettings: {dp_sgd: {tuning: fixed}}\nseeds: [0, 1, 2]\n"
@@ -37,13 +37,14 @@ def in_the_middle(monkeypatch):
     return come_in
 
 
-def test_cancel_stops_a_run_that_goes_on_later(of_suite, in_the_middle, capsys):
+def test_cancel_stops_a_run_that_goes_on_later(of_suite, in_the_middle, capsys, monkeypatch):
+    monkeypatch.setattr(console.OUT, "_width", 140)
     answers = in_the_middle(["status", *of_suite], ["cancel", *of_suite])
     assert main(["run", *of_suite]) == 130
     assert answers == [0, 0]
     printed = capsys.readouterr()
     assert "1 done, 1 running, 1 pending" in printed.out
-    assert re.search(r"synthetic_logreg +dp_sgd +4 +1 +\d+% .* process \d+", printed.out), "what runs, and who runs it"
+    assert re.search(r"synthetic logistic regression +DP-SGD +4 +1 +\d+% .* process \d+", printed.out), "what runs, and who runs it"
     assert "2 cells run" in printed.err, "inline finishes the cell that is running"
     assert "run the same command again" in printed.err
     assert main(["run", *of_suite]) == 0, "it was another run that was asked to stop"

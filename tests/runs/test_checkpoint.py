@@ -43,7 +43,7 @@ def stopped(cell, store):
     with pytest.raises(cells.Interrupted):
         train_cell(cell, store, device="cpu", stop=lambda: next(answers))
     assert (store.state(cell.run_id), store.holder(cell.run_id)) == ("interrupted", None)
-    return store, store.checkpoint(cell.run_id).read_bytes()
+    return store, store.folder(cell.run_id, "checkpoint.pt").read_bytes()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def load(cell, stopped):
     beginning = Reached(ready.state, Ledger(), Elapsed(), [])
 
     def loaded(content):
-        store.checkpoint(cell.run_id).write_bytes(content)
+        store.folder(cell.run_id, "checkpoint.pt").write_bytes(content)
         return preparing._resumed(store, cell.run_id, beginning, ready.plan, ready.diagnostics)
 
     return loaded, ready.state
@@ -101,19 +101,19 @@ def test_no_other_harm_is_used_either(load, stopped, store, capsys):
 
 def test_a_missing_checkpoint_is_no_harm(cell, stopped, capsys):
     store, _ = stopped
-    store.checkpoint(cell.run_id).unlink()
+    store.folder(cell.run_id, "checkpoint.pt").unlink()
     cells.prepare(cell, device="cpu", store=store)
     assert capsys.readouterr().out == ""
     with pytest.raises(FileNotFoundError):
         store.load_checkpoint(cell.run_id)
-    store.checkpoint(cell.run_id).mkdir()
+    store.folder(cell.run_id, "checkpoint.pt").mkdir()
     cells.prepare(cell, device="cpu", store=store)
     assert "starting over" in capsys.readouterr().out
 
 
 def test_a_cell_with_a_damaged_checkpoint_ends_as_if_it_had_none(cell, stopped, tmp_path, at_marks):
     store, sound = stopped
-    store.checkpoint(cell.run_id).write_bytes(flipped(sound, 4 * len(sound)))
+    store.folder(cell.run_id, "checkpoint.pt").write_bytes(flipped(sound, 4 * len(sound)))
     with pytest.raises(Damaged, match="checksum"):
         store.load_checkpoint(cell.run_id)
     quiet, draws = Store(tmp_path / "quiet"), []

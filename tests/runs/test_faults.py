@@ -118,7 +118,7 @@ def test_signals_stop_a_run_and_the_second_one_at_once(write_suite, store, numbe
     with stopping.signals():
         work(suite, Signalled(store.root), every, news.append)
     assert [each.kind for each in news] == ["begin", "interrupted"]
-    assert store.checkpoint(every[0].run_id).exists()
+    assert store.folder(every[0].run_id, "checkpoint.pt").exists()
     assert not stopping.is_asked()
     with stopping.signals():
         os.kill(os.getpid(), number)

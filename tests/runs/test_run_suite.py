@@ -65,7 +65,7 @@ def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monk
     for run_id in failed:
         store.fail(run_id, "out of luck", "where")
 
-    def slow(rows, *_):
+    def slow(rows, *_, **limits):
         for row in rows:
             row.timing = estimate.Timing(draw=3600)
 

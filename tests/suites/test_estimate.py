@@ -94,7 +94,7 @@ def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
     assert main(["plan", *arguments, "timed_draws=4"]) == 0
     probed = capsys.readouterr().out
     table, _, rest = probed.partition("adadp")
-    assert table.splitlines()[0] == "**synthetic logistic regression: d = 8, 24 FLOPs a gradient**"
+    assert table.splitlines()[0] == "synthetic logistic regression: d = 8, 24 FLOPs a gradient"
     heads = "optimizer tuning cells done failed to run draws gradients FLOPs ms/draw MB hours"
     assert sorted(" ".join(table.splitlines()[1:]).split()) == sorted(heads.split())
     row = ["adadp", *rest.splitlines()[0].split()]

@@ -69,10 +69,10 @@ def test_a_constant_that_is_below_its_cap_is_no_failure():
 
 
 def test_tables_count_the_seeds_whose_rate_fell():
-    group = pd.DataFrame({"lr": [1e-4] * 3, "eta": [2e-6, 1e-4, 9e-6], "noise_losses": [8.0] * 3})
-    assert tables._fallen(group).startswith("In 2 of 3 seeds the learning rate ended more than 10 times below")
-    assert tables._fallen(group.assign(noise_losses=math.nan)) == ""
-    assert tables._fallen(group.drop(columns="eta")) == ""
+    runs = [{"lr": 1e-4, "eta": eta, "noise_losses": 8.0} for eta in (2e-6, 1e-4, 9e-6)]
+    assert tables._fallen(runs).startswith("In 2 of 3 seeds the learning rate ended more than 10 times below")
+    assert tables._fallen([run | {"noise_losses": math.nan} for run in runs]) == ""
+    assert tables._fallen([{"lr": run["lr"], "noise_losses": 8.0} for run in runs]) == ""
 
 
 @pytest.mark.parametrize(
