@@ -44,7 +44,9 @@ def test_cancel_stops_a_run_that_goes_on_later(of_suite, in_the_middle, capsys, 
     assert answers == [0, 0]
     printed = capsys.readouterr()
     assert "1 done, 1 running, 1 pending" in printed.out
-    assert re.search(r"synthetic logistic regression +DP-SGD +4 +1 +\d+% .* process \d+", printed.out), "what runs, and who runs it"
+    assert re.search(r"synthetic logistic regression +DP-SGD +4 +1 +\d+% .* process \d+", printed.out), (
+        "what runs, and who runs it"
+    )
     assert "2 cells run" in printed.err, "inline finishes the cell that is running"
     assert "run the same command again" in printed.err
     assert main(["run", *of_suite]) == 0, "it was another run that was asked to stop"
