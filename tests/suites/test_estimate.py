@@ -88,7 +88,7 @@ def test_a_probe_that_fails_says_why_and_the_others_go_on(planned, store, write_
 
 
 def test_the_command_prints_counts_and_estimates(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(console.OUT, "_width", 140)  # a parallel worker's console has a size that COLUMNS cannot change
+    monkeypatch.setattr(console.OUT, "_width", 200)  # a parallel worker's console has a size that COLUMNS cannot change
     arguments = ["suite=quickstart", "workloads=[{name: synthetic_logreg, dim: 3}]", "optimizers=[adadp]", "seeds=0"]
     arguments += ["epsilon=4", "accountant=rdp", "epochs=1", f"results={tmp_path / 'results'}", "device=cpu"]
     assert main(["plan", *arguments, "timed_draws=4"]) == 0
