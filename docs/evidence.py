@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dpopt.results import choosing, ranking, tables
+from dpopt.results import choosing, clip_batch, ranking, tables
 from dpopt.results.naming import titles
 from dpopt.results.results import load_results
 from dpopt.results.scores import shown
@@ -353,13 +353,13 @@ def methods() -> str:
     effects = pd.read_csv(PUBLISHED / "clip_batch_methods" / "clip_batch.csv")
     columns = {("lost", "C"): "a step in C", ("lost", "B"): "a step in B", ("gained", "both"): "C and B tuned"}
     rows: dict[str, dict[str, str]] = {}
-    for cell in effects.itertuples():
-        name = f"*{cell.label}*" if cell.is_failing else cell.label
-        row = rows.setdefault(cell.label, {"points": name})
-        if column := columns.get((cell.effect, cell.part)):
-            half = "" if math.isnan(cell.high) else f" ± {cell.high - cell.mean:.1f}"
-            text = f"{cell.mean + 0.0:.1f}{half}".replace("-", "−")
-            row[f"{column}, ε = {cell.epsilon_target:g}"] = f"**{text}**" if cell.low * cell.high > 0 else text
+    for cell in effects.to_dict("records"):
+        label = cell["label"]
+        row = rows.setdefault(label, {"points": f"*{label}*" if cell["is_failing"] else label})
+        if column := columns.get((cell["effect"], cell["part"])):
+            text, is_shown = clip_batch.entry(cell)
+            text = text.replace("-", "−")
+            row[f"{column}, ε = {cell['epsilon_target']:g}"] = f"**{text}**" if is_shown else text
     order = [f"{name}, ε = {target}" for name in columns.values() for target in ("0.5", "2", "8")]
     return page({"points": row["points"]} | {name: row.get(name, "") for name in order} for row in rows.values())
 

@@ -114,7 +114,7 @@ def _pld(events: tuple[Event, ...], delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _loss(rate: float, noise: float) -> Any:
-    """The loss of a draw as dp-accounting's `from_gaussian_mechanism` makes it, bit for bit, in a fifth of the time."""
+    """The loss of a draw as dp-accounting's `from_gaussian_mechanism` makes it, bit for bit, without its loop."""
     from dp_accounting.pld import privacy_loss_distribution as pld
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap as connected
     from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss

@@ -42,8 +42,8 @@ def lines(table: Table, width: int, style: TextFormat = PLAIN) -> list[str]:
         if len(parts[-1]) > 1 and is_too_wide([*parts[-1], name]):
             parts.append(names[:1])
         parts[-1].append(name)
-    bold = str if style is MARKED else style.bold  # asterisks mark cells alone
-    text = [bold(line) for line in textwrap.wrap(style.escape(table.title), width)]
+    titles = PLAIN if style is MARKED else style  # asterisks mark cells alone
+    text = [titles.bold(line) for line in textwrap.wrap(style.escape(table.title), width)]
     by = list(styled[table.by]) if table.by in widths and table.by not in names else []
     for part in parts:
         wrapped = [[textwrap.wrap(style.escape(head), widths[name]) for head in heads[name]] for name in part]
@@ -54,11 +54,11 @@ def lines(table: Table, width: int, style: TextFormat = PLAIN) -> list[str]:
         for at, cells in enumerate(rows, -height):
             heading = table.rules.get(at)
             if at >= 0 and by and (at == 0 or by[at] != by[at - 1]):
-                text += ["", bold(by[at])]
+                text += ["", titles.bold(by[at])]
             elif at == -height or (at > 0 and heading == ""):
                 text.append("")
             if heading:
-                text.append(f"{heading}:" if style is MARKED else style.italic(f"{heading}:"))
+                text.append(titles.italic(f"{heading}:"))
             padded = (cell + " " * (widths[name] - _size(cell)) for name, cell in zip(part, cells, strict=True))
             text.append(_GAP.join(padded).rstrip())
     return text

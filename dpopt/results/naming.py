@@ -38,16 +38,16 @@ def _apart(
     """
     distinct = {json.dumps(spec, sort_keys=True): (spec, name) for spec, name in zip(specs, names, strict=True)}
 
-    def told(spec: Mapping[str, Any], name: str, without: Collection[str]) -> list[str]:
+    def texts(spec: Mapping[str, Any], name: str, without: Collection[str]) -> list[str]:
         alike = [other for other, of_other in distinct.values() if of_other == name]
         differing = {key for key in spec if any(other.get(key) != spec[key] for other in alike)} - {*without}
         if usual is not None and spec.get("data") != usual.get(name):
             differing.add("data")
         return [f"{key}{sign}{spec[key]}" for key in spec if key in differing and spec[key] is not None]
 
-    fields = {key: told(*pair, rare) for key, pair in distinct.items()}
+    fields = {key: texts(*pair, rare) for key, pair in distinct.items()}
     shared = Counter((distinct[key][1], *each) for key, each in fields.items())
-    fields = {k: each if shared[distinct[k][1], *each] == 1 else told(*distinct[k], ()) for k, each in fields.items()}
+    fields = {k: each if shared[distinct[k][1], *each] == 1 else texts(*distinct[k], ()) for k, each in fields.items()}
     return [fields[json.dumps(spec, sort_keys=True)] for spec in specs]
 
 

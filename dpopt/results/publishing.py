@@ -14,10 +14,8 @@ from dpopt.store import Store
 from dpopt.store.manifests import RUNS, note
 from dpopt.store.runs import RESULTS, Archive, Run
 
-_TEXTS = (
-    *("table.md", "table.csv", "table.tex", "ranking_epsilon.md", "ranking_epsilon.csv"),
-    *("clip_batch.md", "clip_batch.csv"),
-)
+_TEXTS = [f"table.{kind}" for kind in ("md", "csv", "tex")]
+_TEXTS += [f"{name}.{kind}" for name in ("ranking_epsilon", "clip_batch") for kind in ("md", "csv")]
 """The tables of a published folder, all of which are compared, also those that are not there."""
 
 
@@ -110,5 +108,5 @@ def _texts(results: Results) -> dict[str, str]:
     if len(ranks) > 1:
         texts |= {f"ranking_epsilon.{kind}": text for kind, text in ranking.files(ranks).items()}
     if effects := results.clip_batch():
-        texts |= {f"clip_batch.{kind}": effects.files()[kind] for kind in ("md", "csv")}
+        texts |= {"clip_batch.md": f"{effects.markdown}\n", "clip_batch.csv": effects.csv}
     return texts

@@ -135,8 +135,8 @@ class Results:
         Raises:
             ConfigError: no such layout or score, or a suite that names no paper.
         """
-        if layout not in ("long", "wide"):
-            raise unknown("layout", layout, ("long", "wide"))
+        if layout not in (layouts := ("long", "wide")):
+            raise unknown("layout", layout, layouts)
         called = self.called(names)
         if layout == "wide":
             if scores or compare:

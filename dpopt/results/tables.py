@@ -266,7 +266,7 @@ def as_wide(
     )
 
     def text(row: Row) -> str:
-        if row["seeds"] != row["seeds"]:
+        if math.isnan(row["seeds"]):
             return "no result"
         seeds = f" ({row['seeds']:.0f} seed{'s' * (row['seeds'] > 1)})" if row["is_short"] else ""
         return shown(row["score"]).text(row["mean"], row["std"]) + dagger(row) + seeds

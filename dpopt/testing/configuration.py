@@ -65,6 +65,7 @@ def equals_its_declared_limits(optimizer: Optimizer) -> None:
             one, two = task.record(special), task.record(other)
             complaint = f"{entry.name} with {limit['fields']} is not {limit['equals']}"
             assert one.plan.ledger == two.plan.ledger, f"{complaint}: it releases something else"
+            # Both are in float64; 1e-6 of the way is far above their rounding.
             require_near(one.final.theta, two.final.theta, one.start, 1e-6, complaint)
 
 

@@ -173,10 +173,11 @@ def fit(
         leased(checkpoint, is_first),
     ):
         show("reading the data")
-        if unit_column := unit if isinstance(unit, str) else "":
+        unit_column = unit if isinstance(unit, str) else ""
+        if isinstance(unit, str):
             with suppress(ConfigError):  # test records may have no owners
-                test = persons.split_owners(test, unit_column)[0]
-            train, unit = persons.split_owners(train, unit_column)
+                test = persons.split_owners(test, unit)[0]
+            train, unit = persons.split_owners(train, unit)
         subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
         of_person = [] if unit is None else persons.rows_of(unit)
         examples = len(of_person or subject.train.x)

@@ -179,6 +179,7 @@ def _hugging(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
     name = _target(names, where, target)
 
     def chunks() -> Iterator[dict[str, Tensor]]:
+        # A thousand records at once, as a mapped data set need not fit into memory.
         for chunk in data.with_format("torch", columns=names).iter(1000):
             for column, values in chunk.items():
                 if not isinstance(values, Tensor):
@@ -206,7 +207,7 @@ def _records(data: Any, where: str, target: str | None) -> tuple[Inputs, Tensor]
 
         rows = ({key: part[None] for key, part in parts(number).items()} for number in range(len(data)))
         columns = _gathered(rows, len(data), where)
-        # A data set that changes its records at random would be frozen: it is read once.
+        # A data set that changes its records at random would be frozen: it is read once. A few records show it.
         for number in {int(row) for row in torch.linspace(0, len(data) - 1, min(len(data), 16))}:
             for key, part in parts(number).items():
                 kept = columns[key][number]

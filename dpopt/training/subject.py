@@ -167,6 +167,7 @@ class Subject:
     @cached_property
     def records(self) -> list[str]:
         """All training records as digests, the same whatever type they are stored in."""
+        # In parts, as a copy of all in float64 might not fit into memory.
         parts = zip(*(part.split(10_000) for part in self.train), strict=True)
         return [digest(self.layout.converted(x), y.double()) for x, y in parts]
 

@@ -129,7 +129,7 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
 def blindness(subject: Subject) -> str | None:
     """The reason, in words, why no record looked at has a finite loss and a finite gradient but zero; else None."""
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
-    rows = torch.linspace(0, len(split.x) - 1, min(256, len(split.x))).long()
+    rows = torch.linspace(0, len(split.x) - 1, min(256, len(split.x))).long()  # enough to see one gradient
     parameters = [p for p in model.parameters() if p.requires_grad]
     with unchanged(model, is_training=True):
         for is_beside in (False, True):
@@ -175,7 +175,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
 
     Their names are those of `owner`, which has the same parameters in the same order.
     """
-    rows = torch.linspace(0, len(train.x) - 1, min(8, len(train.x))).long()
+    rows = torch.linspace(0, len(train.x) - 1, min(8, len(train.x))).long()  # whose graphs are kept
     tried = Split(*(part[rows.to(part.device)] for part in train))
     looks: list[set[_Place]] = []
     # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
