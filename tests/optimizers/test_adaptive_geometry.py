@@ -96,3 +96,21 @@ def test_noise_is_put_back_in_the_gradients_scale():
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         torch.testing.assert_close(state.m, m)
         torch.testing.assert_close(state.v, v)
+
+
+@pytest.mark.parametrize("more", [{}, {"scaled_lr": 0.3, "scaled_clip": 0.2}], ids=str)
+def test_dp2_rmsprop_equals_a_loop(more):
+    asked, x, y = oracle(noise=(0.0,))
+    states = run(dpopt.create("dp2_rmsprop", lr=0.1, clip=2.0, interval=4, gamma=0.8, eps=1e-3, **more), asked)
+    theta, a, phase = np.zeros(D), np.zeros(D), []
+    for t in range(DRAWS):
+        gradients = (x @ theta - y)[:, None] * x
+        if t % 8 < 4:
+            phase.append(clipped_mean(gradients, 2.0)[0])
+            theta = theta - 0.1 * phase[-1]
+        else:
+            if t % 8 == 4:
+                a, phase = 0.8 * a + 0.2 * np.mean(phase, axis=0) ** 2, []
+            scaled = clipped_mean(gradients / (np.sqrt(a) + 1e-3), more.get("scaled_clip", 2.0))[0]
+            theta = theta - more.get("scaled_lr", 0.1) * scaled
+        np.testing.assert_allclose(states[t + 1].theta.numpy(), theta, rtol=1e-9)
