@@ -40,6 +40,8 @@ class Recording(NamedTuple):
             [Release(to(each.value), to(each.std) if isinstance(each.std, Tensor) else each.std) for each in draw]
             for draw in self.releases
         ]
+        # Never asked for: it tells the type and the place of vectors where no gradient does.
+        releases[-1].append(Release(to(self.start), 0.0))
         return ReplayOracle(releases, self.plan, expected_batch=self.expected_batch)
 
     def replay(self, optimizer: Optimizer, to: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
