@@ -48,6 +48,24 @@ class Automatic(Checked):
 
 
 @dataclass(frozen=True)
+class PerSample(Checked):
+    """R * g/(||g|| + r/(||g|| + r)), sensitivity R (DP-PSAC of Xia et al. 2023, arXiv 2212.00328).
+
+    The factor is R at norm zero, where that of `Automatic`, which is DP-NSGD's too, is R/r.
+    """
+
+    bound: Positive = 1.0
+    stabilizer: Positive = 0.1
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound
+
+    def factor(self, norm: Tensor) -> Tensor:
+        return self.bound / (norm + self.stabilizer / (norm + self.stabilizer))
+
+
+@dataclass(frozen=True)
 class Normalized(Checked):
     """g * min(1/C, 1/||g||), sensitivity 1: Abadi's rule divided by C, which decouples C from the learning rate.
 
@@ -134,8 +152,8 @@ def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
     return factor.to(norm.dtype)
 
 
-ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, Normalized, AtBound, Bounded})
-RULES: dict[str, type[Any]] = {"abadi": Abadi, "automatic": Automatic, "normalized": Normalized}
+ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, PerSample, Normalized, AtBound, Bounded})
+RULES: dict[str, type[Any]] = {"abadi": Abadi, "automatic": Automatic, "normalized": Normalized, "psac": PerSample}
 
 
 def clip_rule(value: Any, where: str = "clip") -> ClipRule:

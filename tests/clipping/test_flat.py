@@ -11,7 +11,7 @@ from zoo import MODELS, Of
 from dpopt.clipping import Abadi, Automatic, Normalized, clip_rule, clip_spec, engine
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.flat import clip_factors
-from dpopt.clipping.rules import AtBound
+from dpopt.clipping.rules import AtBound, PerSample
 from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError
 
@@ -130,7 +130,7 @@ def test_the_first_batch_and_those_twice_as_large_are_examined():
 NORMS = torch.tensor([0.0, 1e-6, 0.3, 1.0, 5.0, 1e12])
 
 
-@pytest.mark.parametrize("rule", [Abadi(0.5), Automatic(2.0, 0.1), Normalized(0.5)], ids=str)
+@pytest.mark.parametrize("rule", [Abadi(0.5), Automatic(2.0, 0.1), PerSample(2.0), Normalized(0.5)], ids=str)
 def test_no_clipped_norm_exceeds_the_sensitivity(rule):
     clipped = NORMS * rule.factor(NORMS)
     assert clipped.isfinite().all()
@@ -141,6 +141,7 @@ def test_no_clipped_norm_exceeds_the_sensitivity(rule):
 def test_formulas():
     torch.testing.assert_close(Abadi(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([1.0, 0.5]))
     torch.testing.assert_close(Automatic(2.0, 0.5).factor(torch.tensor([1.5])), torch.tensor([1.0]))
+    torch.testing.assert_close(PerSample(2.0, 0.5).factor(torch.tensor([0.0, 1.0])), torch.tensor([2.0, 1.5]))
     torch.testing.assert_close(Normalized(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([0.5, 0.25]))
     assert Automatic().sensitivity == Normalized(7.0).sensitivity == 1  # mistake 20: the noise is sigma, not sigma C
     torch.testing.assert_close(Abadi(math.inf).factor(NORMS), torch.ones(6))
@@ -160,7 +161,9 @@ def test_a_bound_may_be_a_tensor(bound):
     assert rule.sensitivity == same.sensitivity
 
 
-@pytest.mark.parametrize("rule", [Abadi(0.25), Abadi(math.inf), Automatic(1.0, 0.02), Normalized(3.0)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [Abadi(0.25), Abadi(math.inf), Automatic(1.0, 0.02), PerSample(2.0), Normalized(3.0)], ids=str
+)
 def test_spec_round_trip(rule):
     assert clip_rule(clip_spec(rule)) == rule
 
