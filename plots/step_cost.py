@@ -13,7 +13,7 @@ PANELS = [
     ("engine", "memory_ratio", "peak memory / non-private"),
     ("optimizer", "time_ratio", "time of a draw / baseline's"),
 ]
-GROUP = ["case", "subset", "precision"]
+GROUP = ["case", "subset", "precision", "threads"]
 OF_ENGINES = {
     "non_private": GREY,
     "bookkeeping": COLOURS[0],
@@ -43,9 +43,10 @@ def _lines(rows: pd.DataFrame) -> int:
 
 def _bars(axis: Axes, rows: pd.DataFrame, column: str) -> None:
     at, ticks = 0.0, {}
-    for (case, subset, precision), group in rows.groupby(GROUP, sort=False):
+    for (case, subset, precision, threads), group in rows.groupby(GROUP, sort=False):
         heading = f"{case}, {subset}, B = {group['batch_size'].iloc[0]}"
         heading += "" if precision == "float32" else f", {precision}"
+        heading += f", {threads} threads" if rows["threads"].nunique() > 1 else ""
         axis.text(0.01, at, heading, transform=axis.get_yaxis_transform(), va="center", weight="bold", size=9, zorder=4)
         for row in group.to_dict("records"):
             at += 1

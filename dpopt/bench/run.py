@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,7 @@ class BenchKeys:
     tiny: bool
     rounds: Few
     limit: Positive | None
-    threads: Few | None
+    threads: Several[Few] | None
     device: torch.device
     results: Path
     plots: Path
@@ -67,18 +67,19 @@ def bench(chosen: BenchKeys, console: Console | None = None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     started, clock = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     # Each contender is heard of when it is warm, in every round, and when its memory is measured.
-    total, ended = sum(len(group) for *_, group in groups) * (2 + chosen.rounds), count(1)
-    with threads(chosen.threads or torch.get_num_threads()), bars.bar(console) as show:
-        used = torch.get_num_threads()
-        for kind, case, subset, group in groups:
+    used = chosen.threads or (torch.get_num_threads(),)
+    total, ended = len(used) * sum(len(group) for *_, group in groups) * (2 + chosen.rounds), count(1)
+    with bars.bar(console) as show:
+        for (kind, case, subset, group), number in product(groups, used):
 
             def advance(name: str, where: str = f"{case.name} {subset}") -> None:
                 show("measurements", next(ended), total, f"{where}: {name}")
 
-            results = measure(group, chosen.rounds, chosen.device, advance, chosen.limit)
+            with threads(number):
+                results = measure(group, chosen.rounds, chosen.device, advance, chosen.limit)
             common = {"kind": kind, "case": case.name, "subset": subset, "batch_size": case.batch_size}
             parameters, trained = case.counts(subset)
-            common |= {"precision": chosen.precision, "parameters": parameters, "trained": trained}
+            common |= {"precision": chosen.precision, "threads": number, "parameters": parameters, "trained": trained}
             rows += [common | row for row in ratios(group, results)]
     return {
         "schema": 1,

@@ -14,7 +14,7 @@ _TITLES = {
     "engine": "Engines: one step of private SGD against non-private SGD",
     "optimizer": "Optimizers: one draw against the baseline's",
 }
-_BLOCK = ["kind", "case", "subset", "precision"]
+_BLOCK = ["kind", "case", "subset", "precision", "threads"]
 _NUMBERS = ["seconds", "time_ratio", "time_ratio_low", "time_ratio_high", "memory", "memory_ratio"]
 NOTE = (
     "Time: ratio of medians, in parentheses the quartiles of the single rounds' ratios; in every round each row of a "
@@ -25,7 +25,8 @@ NOTE = (
 
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
-    rows = pd.DataFrame([{"precision": "float32", **row} for row in record["rows"]])  # older records name none
+    older = {"precision": "float32", "threads": record["threads"]}  # rows of older records name none
+    rows = pd.DataFrame([older | row for row in record["rows"]])
     rows[_NUMBERS] = rows[_NUMBERS].astype(float)  # where everything failed, there are none to tell the type
     is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
     best = rows[is_opacus].groupby(_BLOCK)["seconds"].min().rename("opacus")
@@ -54,15 +55,16 @@ def blocks(record: Mapping[str, Any]) -> list[str]:
     for kind, title in _TITLES.items():
         if len(part := rows[rows["kind"] == kind]):
             table = texts(part, _columns(kind))
-            only_float32 = set(part["precision"]) == {"float32"}
-            parts += [f"## {title}", Table(table.drop(columns="precision") if only_float32 else table).markdown]
+            needless = {"precision": set(part["precision"]) == {"float32"}, "threads": part["threads"].nunique() == 1}
+            parts += [f"## {title}", Table(table.drop(columns=[*filter(needless.get, needless)])).markdown]
     return parts
 
 
 def setting(record: Mapping[str, Any]) -> str:
     """Device, threads and versions of a record, in one line."""
     device = record["provenance"]["device"]
-    return f"{device}, {record['threads']} threads of {record['cores']} cores, {origin(record, 'torch', 'opacus')}"
+    threads = " and ".join(map(str, dict.fromkeys(frame(record)["threads"])))
+    return f"{device}, {threads} threads of {record['cores']} cores, {origin(record, 'torch', 'opacus')}"
 
 
 def origin(record: Mapping[str, Any], *packages: str) -> str:
@@ -83,6 +85,7 @@ def _columns(kind: str) -> list[Column]:
         Column("case", "case"),
         Column("trained", text=lambda row: f"{row['subset']} ({row['trained']:,})"),
         Column("precision", "precision"),
+        Column("threads", "threads"),
         Column("B", "batch_size"),
         Column(kind, "contender"),
         *([] if kind == "engine" else [Column("baseline", "baseline")]),

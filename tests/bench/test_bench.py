@@ -353,7 +353,7 @@ def test_a_run_leaves_record_table_and_figure(tmp_path, capsys):
     record = json.loads((folder / "record.json").read_text())
     rows = {row["contender"]: row for row in record["rows"]}
     assert list(rows) == ["non_private", "opacus_ghost", "dp_adam"]
-    assert record["threads"] == 1
+    assert record["threads"] == [1]
     assert rows["opacus_ghost"]["trained"] == 53
     assert rows["opacus_ghost"]["batch_size"] == 8
     assert {"torch", "opacus", "timm", "transformers", "peft"} <= record["provenance"]["versions"].keys()
@@ -362,6 +362,19 @@ def test_a_run_leaves_record_table_and_figure(tmp_path, capsys):
     for name, row in rows.items():
         (line,) = [line for line in table.splitlines() if f"| {name} " in line.partition("| 8 ")[2][:30]]
         assert f" {row['memory'] / 1e6:.1f} " in line
+
+
+@pytest.mark.usefixtures("in_process")
+def test_several_numbers_of_threads_have_a_row_each():
+    keys = ["cases=[tiny]", "engines=[bookkeeping]", "optimizers=none", "rounds=2", "threads=[1,2]"]
+    before, record = torch.get_num_threads(), run.bench(run.settings(keys))
+    assert torch.get_num_threads() == before
+    assert [row["threads"] for row in record["rows"]] == [1, 1, 2, 2]
+    assert list(speed.frame(record)["threads"]) == [1, 1, 2, 2]
+    text = speed.markdown(record | {"provenance": ORIGIN})
+    assert " threads |" in text
+    assert "1 and 2 threads of" in text
+    assert " threads |" not in speed.markdown(RECORD)
 
 
 def row(**values):
