@@ -20,7 +20,7 @@ comma := ,
 # The suites of the leaderboard's page: those that are published.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
 
-.PHONY: install quickstart test full mutants docs leaderboard evidence lint gpu wheels clean
+.PHONY: install quickstart test full mutants bench docs leaderboard evidence lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -46,6 +46,9 @@ full: test
 mutants: install
 	$(BIN)/python tests/mutation list=kernel
 	$(BIN)/python tests/mutation list=house
+
+bench: install
+	$(BIN)/python benchmarks/speed/ratios.py $(foreach key,$(filter rounds=% store=%,$(MAKEOVERRIDES)),'$(key)')
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build
