@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
 from dpopt import fields
 from dpopt.errors import ConfigError
@@ -123,6 +124,14 @@ class Ledger:
         """The ledger that `to_json` wrote; ConfigError if the text is no such ledger."""
         try:
             content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
+        return cls.of(content)
+
+    @classmethod
+    def of(cls, content: Any) -> Ledger:
+        """The ledger whose JSON was read to `content`; raises as `from_json`."""
+        try:
             draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
             ledger = cls()
             for index, count in content["runs"]:
@@ -130,8 +139,8 @@ class Ledger:
                 if not isinstance(count, int) or count < 1 or index < 0:
                     raise ValueError(f"[{index!r}, {count!r}] is no draw's number and a number of draws")
                 ledger.append(draws[index], count)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError("ledger", str(content)[:60], f"not a ledger: {error}") from error
         return ledger
 
 

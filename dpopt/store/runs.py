@@ -209,9 +209,9 @@ class Store:
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger that a finished cell left; raises as `run`, and `Damaged` where it is none."""
-        content = json.dumps(self.run(run_id).ledger)
+        content = self.run(run_id).ledger
         try:
-            return Ledger.from_json(content)
+            return Ledger.of(content)
         except ConfigError as error:
             raise Damaged(f"{self.place(run_id)}: {error}") from error
 
