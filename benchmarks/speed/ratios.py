@@ -4,8 +4,9 @@
     python benchmarks/speed/ratios.py rounds=15 store=true
 
 All is CPU time, which other programs disturb less than the clock on the wall. A row is slower or faster only where the
-middle halves of its rounds' ratios, today's and the stored ones, do not overlap. It ends with 1 where one is slower.
-The steps of many models, and of Opacus, are those of `dpopt bench`.
+middle halves of its rounds' ratios, today's and the stored ones, do not overlap and their medians differ by a tenth:
+two runs of one code differ by less. It ends with 1 where one is slower. The steps of many models, and of Opacus, are
+those of `dpopt bench`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("ratios.json")
 BURST = 20
 """Calls of a step or a draw that are timed together."""
+APART = 0.1
+"""Medians that differ by less are the same: rounds of one run are more alike than two runs."""
 PUBLISHED = "results/published"
 SUITE = "quickstart"
 _READ = f"import json, lzma, pandas; [*map(json.loads, lzma.open('{PUBLISHED}/{SUITE}/runs.jsonl.xz'))]"
@@ -48,6 +51,8 @@ def verdict(now: list[float], stored: list[float] | None) -> str:
     """The difference between two rows of quartiles, where there is one beyond their spread."""
     if stored is None:
         return "new"
+    if abs(now[1] / stored[1] - 1) < APART:
+        return "same"
     return "slower" if now[0] > stored[2] else "faster" if now[2] < stored[0] else "same"
 
 

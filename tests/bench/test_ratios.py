@@ -24,3 +24,8 @@ def test_a_row_is_slower_only_beyond_the_spread():
     assert ratios.verdict([1.19, 1.3, 1.4], stored) == "same"
     assert ratios.verdict([0.7, 0.8, 0.99], stored) == "faster"
     assert ratios.verdict([1.0, 1.0, 1.0], None) == "new"
+
+
+def test_two_runs_of_one_code_may_differ_a_little():
+    assert ratios.verdict([1.64, 1.65, 1.66], [1.6, 1.61, 1.62]) == "same"
+    assert ratios.verdict([1.8, 1.81, 1.82], [1.6, 1.61, 1.62]) == "slower"
