@@ -104,7 +104,7 @@ def _optimizer(name: str, *options: str) -> _Files:
     if file := read(_OptimizerKeys, options, "new optimizer").from_:
         rule, values["class"] = _class_of(file, name)
         # What the template's entry says of its own fields is not true of others.
-        entry = "".join(entry.splitlines(keepends=True)[:4]).replace(
+        entry = "".join(entry.splitlines(keepends=True)[:5]).replace(
             "a moving average of the private gradient", "$class"
         )
         if lr := re.search(r"^ +lr: \w+ = ([\d.e-]+)$", rule, re.MULTILINE):
