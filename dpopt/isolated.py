@@ -26,7 +26,7 @@ from dpopt.privacy.calibration import cost, trace
 from dpopt.privacy.confinement import confine, hide_memory, of_python
 from dpopt.privacy.oracle import Asking, BudgetSpent, UnplannedRelease
 from dpopt.privacy.wire import Channel, IsolatedFailure, NotImportable
-from dpopt.types import Query, Release
+from dpopt.types import Query, Release, laid_out
 
 _REFUSALS = {kind.__name__: kind for kind in (BudgetSpent, UnplannedRelease)}
 
@@ -37,6 +37,7 @@ class _RemoteOracle(Asking):
     def __init__(self, channel: Channel, public: dict[str, Any]) -> None:
         self._channel, self._lock = channel, Lock()
         self.dimension, self.rate, self.expected_batch = (public[k] for k in ("dimension", "rate", "expected_batch"))
+        self.layout = laid_out((name, shape, module) for name, shape, module, _ in public["layout"])
         self.draws_total, self.draws_left = public["draws_total"], public["draws_left"]
 
     @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
@@ -16,6 +17,48 @@ Number: TypeAlias = float | Tensor
 """One number; a tensor has shape []."""
 Points: TypeAlias = Vector | Sequence[tuple[Number, Vector]]
 """One point, or weighted points (w_k, theta_k) whose gradients are combined per example before clipping."""
+
+
+class Part(NamedTuple):
+    """One trained parameter's place in a vector. All of it is public.
+
+    Attributes:
+        name: in the model's `named_parameters`; a parameter that layers share is there once, by the first one's name.
+        shape: of the parameter.
+        module: class name of the module that holds it, such as Linear or Embedding.
+        start: its first entry in the vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    module: str
+    start: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.start + prod(self.shape))
+
+    @property
+    def layer(self) -> str:
+        """The name of its module."""
+        return self.name.rpartition(".")[0]
+
+    def of(self, vector: Vector) -> Tensor:
+        """Its entries of `vector`, shape [d], as a view of its shape."""
+        return vector[self.slice].view(self.shape)
+
+
+Layout: TypeAlias = tuple[Part, ...]
+"""The trained parameters in the order of the vector."""
+
+
+def laid_out(parameters: Iterable[tuple[str, Sequence[int], str]]) -> Layout:
+    """The layout of parameters one after the other, each given by its name, its shape and its module's class."""
+    parts, start = list[Part](), 0
+    for name, shape, module in parameters:
+        parts.append(Part(name, tuple(shape), module, start))
+        start = parts[-1].slice.stop
+    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -146,6 +189,14 @@ class Oracle(Protocol):
     @property
     def dimension(self) -> int:
         """Number d of trained parameters."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and places of the trained parameters. While calibration traces, it is that of a small model.
+
+        What an optimizer releases may not depend on it.
+        """
         ...
 
     @property

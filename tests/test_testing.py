@@ -24,7 +24,7 @@ from dpopt.testing.imports import forbidden_imports
 from dpopt.testing.numerics import _TARGETS, _Exact
 from dpopt.testing.privacy import _strict
 from dpopt.testing.task import Task
-from dpopt.types import Release
+from dpopt.types import Release, laid_out
 
 
 @dataclass
@@ -420,7 +420,8 @@ def test_a_view_shows_the_protocol_and_nothing_else():
 
 @pytest.mark.parametrize("name", _TARGETS)
 def test_targets_are_zero_at_their_least_and_start_above(name):
-    objective, dimension = _TARGETS[name]
+    objective, shapes = _TARGETS[name]
+    dimension = sum(map(math.prod, shapes))
     least = 1 - 2.0 * (torch.arange(dimension) % 2)  # also from the fifth entry on, where a sum's matrix begins
     assert objective(least) == 0
     assert objective(torch.zeros(dimension)) > 0.5
@@ -428,7 +429,7 @@ def test_targets_are_zero_at_their_least_and_start_above(name):
 
 def test_the_exact_oracle_clips_scales_combines_and_counts():
     objective, start = _TARGETS["a quadratic"][0], torch.zeros(10)
-    oracle = _Exact(objective, start, draws=1)
+    oracle = _Exact(objective, start, laid_out([("theta", (10,), "")]))
     minus = -(1 - 2.0 * (torch.arange(10) % 2))  # the gradient at 0, of norm sqrt(10)
     with oracle.draw() as batch:
         plain = batch.gradient(start, Abadi(math.inf))

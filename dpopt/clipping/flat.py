@@ -20,7 +20,7 @@ from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
 from dpopt.clipping.rules import factors
-from dpopt.types import ClipRule, Number, Vector
+from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
 _COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
@@ -49,9 +49,11 @@ class ClippingEngine(Protocol):
 
     Attributes:
         dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
+        layout: their names and shapes; empty where there is no model.
     """
 
     dimension: int
+    layout: Layout = ()
 
     @property
     def theta(self) -> Vector:
@@ -109,7 +111,7 @@ class Delegate(ClippingEngine):
     """An engine in front of another one, which holds the parameters; a subclass sums and looks at losses."""
 
     def __init__(self, engine: ClippingEngine) -> None:
-        self._engine, self.dimension = engine, engine.dimension
+        self._engine, self.dimension, self.layout = engine, engine.dimension, engine.layout
 
     @property
     def theta(self) -> Vector:
@@ -160,6 +162,8 @@ class FlatModel(ClippingEngine):
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]
         self.dimension = sum(self._sizes)
+        modules = {name: type(module).__name__ for name, module in model.named_modules()}
+        self.layout = laid_out((name, p.shape, modules[name.rpartition(".")[0]]) for name, p in self.trained.items())
         # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
         # twice is one place: `functional_call` does not restore the second.
         numbers = {id(p): number for number, p in enumerate(self.trained.values())}

@@ -21,12 +21,12 @@ from dpopt.privacy.opaque import ValueRead
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.queries import GRADIENT
 from dpopt.privacy.selection import Selection, selection_spec
-from dpopt.types import Optimizer
+from dpopt.types import Layout, Optimizer, laid_out
 
 _Structure = tuple[tuple[tuple[str, ...], int], ...]
 """Run-length encoded kinds of release of every draw: ((kinds, count), ...)."""
-_TRACED = 8
-"""Entries of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
+_TRACED = laid_out([("0.weight", (2, 3), "Linear"), ("0.bias", (2,), "Linear")])
+"""The layout of the vectors that an optimizer is traced with: what it releases may not depend on how many there are."""
 _TOLERANCE = 2e-5
 """The most that a calibrated epsilon may stay below its target, relative to it."""
 _FAR = 50.0
@@ -128,12 +128,12 @@ def cost(optimizer: Optimizer, draws: int = 60) -> _Cost:
     """The `_Cost` over a run of `draws` draws, counted without data; raises as `trace`."""
     if isinstance(optimizer, Isolated):
         return _Cost(*optimizer.cost())
-    oracle = TraceOracle(_TRACED, rate=0.1, draws=draws)
+    oracle = _oracle(0.1, draws, _TRACED)
     steps = _traced(optimizer, oracle)
     return _Cost(draws / steps, sum(oracle.points) / draws, sum(map(len, oracle.kinds)) / draws)
 
 
-def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TRACED) -> _Structure:
+def trace(optimizer: Optimizer, *, rate: float, draws: int, layout: Layout = _TRACED) -> _Structure:
     """Which releases each of `draws` draws of `optimizer` makes, without data.
 
     Raises:
@@ -142,15 +142,19 @@ def trace(optimizer: Optimizer, *, rate: float, draws: int, dimension: int = _TR
     # In a process of its own it is traced there: reading it here would run its code beside the data.
     if isinstance(optimizer, Isolated):
         return optimizer.trace(rate=rate, draws=draws)
-    return _trace(optimizer, rate, draws, dimension)
+    return _trace(optimizer, rate, draws, layout)
 
 
 @lru_cache(maxsize=1024)
-def _trace(optimizer: Optimizer, rate: float, draws: int, dimension: int) -> _Structure:
-    oracle = TraceOracle(dimension, rate, draws)
+def _trace(optimizer: Optimizer, rate: float, draws: int, layout: Layout) -> _Structure:
+    oracle = _oracle(rate, draws, layout)
     _traced(optimizer, oracle)
     # Run-length encoded, as a ledger is: it is compared, hashed and cached.
     return tuple((kinds, len(list(run))) for kinds, run in groupby(oracle.kinds))
+
+
+def _oracle(rate: float, draws: int, layout: Layout) -> TraceOracle:
+    return TraceOracle(layout[-1].slice.stop, rate, draws, layout=layout)
 
 
 def _traced(optimizer: Optimizer, oracle: TraceOracle) -> int:

@@ -135,6 +135,7 @@ class DataOracle(BaseOracle):
             noise=plan.noise,
             planned=plan.ledger,
             ledger=ledger,
+            layout=engine.layout,
         )
         with processes.together() as settle:
             if engine.dimension != plan.dimension:

@@ -146,7 +146,7 @@ class Isolated:
     def step(self, state: _IsolatedState, oracle: Any) -> _IsolatedState:
         if state.number != self._number:  # of a checkpoint
             self._ask(do="load", leaves=state.leaves)
-        names = ("dimension", "rate", "expected_batch", "draws_total", "draws_left")
+        names = ("dimension", "layout", "rate", "expected_batch", "draws_total", "draws_left")
         self._channel.send(do="step", **{name: getattr(oracle, name) for name in names})
         with ExitStack() as stack:
             batch: OpenDraw | None = None

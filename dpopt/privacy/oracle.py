@@ -24,7 +24,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy.ledger import Draw, Ledger, Plan
 from dpopt.privacy.opaque import opaque
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
-from dpopt.types import ClipRule, Number, Points, Query, Release, Vector
+from dpopt.types import ClipRule, Layout, Number, Points, Query, Release, Vector, laid_out
 
 Transcript = list[list[Release]]
 """Everything a run released: for each draw its releases, in order."""
@@ -135,11 +135,17 @@ class OpenDraw(Asking, _Single):
             return Charged(asked, noise, self.number, number, self._records)
 
 
+def whole(dimension: int) -> Layout:
+    """The layout of a vector as one parameter."""
+    return laid_out([("theta", (dimension,), "")])
+
+
 class BaseOracle(_Single):
     """Counters, ledger, refusal, and the way from a sum to a release; a subclass says what is summed.
 
     Attributes:
         dimension, rate, expected_batch, draws_total, draws_left: see `Oracle`.
+        layout: see `Oracle`; by default `whole`.
         noise: noise multiplier of each kind of release.
         ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
@@ -155,8 +161,10 @@ class BaseOracle(_Single):
         noise: Mapping[str, float],
         planned: Ledger | None = None,
         ledger: Ledger | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.space, self.dimension = space, space.dimension
+        self.layout = layout or whole(space.dimension)
         self.rate = rate
         self.expected_batch = expected_batch
         self.draws_total = draws
@@ -239,6 +247,7 @@ class TraceOracle(BaseOracle):
         rate, draws: as the run has them.
         noise: noise multiplier of each kind; by default 1 for any kind.
         device: where the zeros lie; `meta` for those that cannot be read.
+        layout: of the vectors.
 
     Attributes:
         kinds: for each draw taken, the kinds of its releases in order.
@@ -254,11 +263,13 @@ class TraceOracle(BaseOracle):
         expected_batch: float = 1.0,
         noise: Mapping[str, float] | None = None,
         device: torch.device | str = "meta",
+        layout: Layout | None = None,
     ) -> None:
         self.device = torch.device(device)
         space = Space(dimension, torch.get_default_dtype(), self.device, has_values=self.device.type != "meta")
         noise = AnyKind(1.0) if noise is None else noise
-        super().__init__(space=space, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise)
+        sizes: dict[str, Any] = {"rate": rate, "expected_batch": expected_batch, "draws": draws}
+        super().__init__(space=space, noise=noise, layout=layout, **sizes)
         self.kinds: list[tuple[str, ...]] = []
         self.points: list[int] = []
 
@@ -288,7 +299,9 @@ class ReplayOracle(BaseOracle):
     An optimizer that ends at the same parameters as the recorded run used nothing but the releases.
     """
 
-    def __init__(self, transcript: Transcript, plan: Plan, *, expected_batch: float = 1.0) -> None:
+    def __init__(
+        self, transcript: Transcript, plan: Plan, *, expected_batch: float = 1.0, layout: Layout | None = None
+    ) -> None:
         values = (release.value for releases in transcript for release in releases)
         like = next((value for value in values if len(value) == plan.dimension), torch.empty(0))
         super().__init__(
@@ -298,6 +311,7 @@ class ReplayOracle(BaseOracle):
             draws=plan.draws,
             noise=plan.noise,
             planned=plan.ledger,
+            layout=layout,
         )
         self._transcript = transcript
 

@@ -24,7 +24,7 @@ from dpopt.privacy.oracle import AnyKind, BaseOracle
 from dpopt.privacy.queries import Asked, Gradient, Space
 from dpopt.testing.configuration import entries_of
 from dpopt.testing.task import DRAWS, Recording, Task, pairs, require_near, require_same, tensors
-from dpopt.types import Optimizer, Vector
+from dpopt.types import Layout, Optimizer, Vector, laid_out
 
 _GOAL, _TARGET_DRAWS = 0.1, 120
 """A target counts as minimised at this share of its first value, reached within so many draws."""
@@ -77,10 +77,10 @@ def works_without_noise(optimizer: Optimizer) -> None:
     one: Any = optimizer
     is_fixed = is_free or not hasattr(one, "lr")
     candidates = [one] if is_fixed else [dataclasses.replace(one, lr=factor * one.lr) for factor in _FACTORS]
-    for name, (objective, dimension) in _TARGETS.items():
-        least = math.inf
+    for name, (objective, shapes) in _TARGETS.items():
+        least, parts = math.inf, laid_out((f"{number}.weight", shape, "") for number, shape in enumerate(shapes))
         for candidate in candidates:
-            least = min(least, _least_share(candidate, objective, torch.zeros(dimension))) if least > _GOAL else least
+            least = min(least, _least_share(candidate, objective, parts)) if least > _GOAL else least
         assert least <= _GOAL, f"{name} falls to {least:.3g} of its first value in {_TARGET_DRAWS} draws at best"
 
 
@@ -131,8 +131,9 @@ def _generators() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), pickle.dumps(np.random.get_state())]
 
 
-def _least_share(optimizer: Optimizer, objective: Callable[[Vector], Tensor], start: Vector) -> float:
-    oracle, state = _Exact(objective, start, _TARGET_DRAWS), optimizer.init(start)
+def _least_share(optimizer: Optimizer, objective: Callable[[Vector], Tensor], parts: Layout) -> float:
+    start = torch.zeros(parts[-1].slice.stop)
+    oracle, state = _Exact(objective, start, parts), optimizer.init(start)
     first = least = float(objective(start))
     # The way ends at the goal, as all that follows is time.
     while oracle.draws_left and least > _GOAL * first:
@@ -182,9 +183,9 @@ def _mixed_shapes(theta: Vector) -> Tensor:
 class _Exact(BaseOracle):
     """Answers with one function's own gradients and values, clipped as those of the only record; nothing is noised."""
 
-    def __init__(self, objective: Callable[[Vector], Tensor], start: Vector, draws: int) -> None:
-        space = Space(len(start), start.dtype, start.device)
-        super().__init__(space=space, rate=1.0, expected_batch=1.0, draws=draws, noise=AnyKind(0.0))
+    def __init__(self, objective: Callable[[Vector], Tensor], start: Vector, parts: Layout) -> None:
+        sizes: dict[str, Any] = {"rate": 1.0, "expected_batch": 1.0, "draws": _TARGET_DRAWS, "noise": AnyKind(0.0)}
+        super().__init__(space=Space(len(start), start.dtype, start.device), layout=parts, **sizes)
         self._objective = objective
         self._norm = torch.full((1,), torch.nan)
 
@@ -211,9 +212,9 @@ def _signs(like: Tensor) -> Tensor:
 
 
 _TARGETS = {
-    "a quadratic": (_quadratic, 10),
-    "an ill-conditioned quadratic": (_ill_conditioned, 10),
-    "a matrix regression": (_matrix_regression, 12),
-    "a sum over mixed shapes": (_mixed_shapes, 16),
+    "a quadratic": (_quadratic, [(10,)]),
+    "an ill-conditioned quadratic": (_ill_conditioned, [(10,)]),
+    "a matrix regression": (_matrix_regression, [(4, 3)]),
+    "a sum over mixed shapes": (_mixed_shapes, [(), (3,), (4, 3)]),
 }
-"""Functions of a vector [d] whose least value is 0, and d; the start is zero."""
+"""Functions of a vector [d] whose least value is 0, and the shapes in it; the start is zero."""

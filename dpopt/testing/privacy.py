@@ -22,7 +22,7 @@ from dpopt.privacy.queries import GRADIENT, Asked, read
 from dpopt.privacy.wire import IsolatedFailure, NotImportable
 from dpopt.testing.imports import MAY_USE, MAY_USE_OF_DPOPT, forbidden_imports
 from dpopt.testing.task import DELTA, DRAWS, EPSILON, Task, require_same
-from dpopt.types import Batch, Optimizer, Oracle, Query, Release
+from dpopt.types import Batch, Optimizer, Oracle, Query, Release, laid_out
 
 
 def can_be_traced(optimizer: Optimizer) -> None:
@@ -161,8 +161,14 @@ def survives_bad_records_and_empty_draws(optimizer: Optimizer) -> None:
 def plans_the_same_for_any_dimension(optimizer: Optimizer) -> None:
     """The structure of the ledger depends on public numbers only, not on the model's size."""
     # A ledger that follows the model could not be calibrated before the model is there.
-    small, large = (trace(optimizer, rate=0.1, draws=DRAWS, dimension=d) for d in (3, 1000))
-    assert small == large, "the structure of the ledger depends on the dimension"
+    one = [("scale", (3,), "")]
+    several = [
+        ("0.weight", (8, 3, 3, 3), "Conv2d"),
+        ("1.weight", (50, 8), "Embedding"),
+        ("2.weight", (4, 96), "Linear"),
+    ]
+    small, large = (trace(optimizer, rate=0.1, draws=DRAWS, layout=laid_out(each)) for each in (one, several))
+    assert small == large, "the structure of the ledger depends on the dimension or the layout"
 
 
 def _modules(optimizer: Optimizer) -> set[str]:

@@ -15,19 +15,20 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.ledger import Plan
 from dpopt.privacy.oracle import ReplayOracle, Transcript
-from dpopt.types import Optimizer, Release, Vector
+from dpopt.types import Layout, Optimizer, Release, Vector
 
 _EXAMPLES, _BATCH, DRAWS, EPSILON, DELTA = 60, 20, 12, 5.0, 1e-5
 
 
 class Recording(NamedTuple):
-    """A finished run: where it started, its plan and expected batch, all it released, and the state it ended in."""
+    """A finished run: its start, plan and expected batch, all it released, the state it ended in, and its layout."""
 
     start: Vector
     plan: Plan
     expected_batch: float
     releases: Transcript
     final: Any
+    layout: Layout
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -42,7 +43,7 @@ class Recording(NamedTuple):
         ]
         # Never asked for: it tells the type and the place of vectors where no gradient does.
         releases[-1].append(Release(to(self.start), 0.0))
-        return ReplayOracle(releases, self.plan, expected_batch=self.expected_batch)
+        return ReplayOracle(releases, self.plan, expected_batch=self.expected_batch, layout=self.layout)
 
     def replay(self, optimizer: Optimizer, to: Callable[[Tensor], Tensor] = lambda value: value) -> Any:
         """The state in which `optimizer` ends, given the releases and no data."""
@@ -91,7 +92,7 @@ class Task:
         plan, transcript = self.plan(optimizer), []
         oracle = self.oracle(plan, transcript)
         final = self.run(optimizer, oracle)
-        return Recording(self.engine.theta, plan, oracle.expected_batch, transcript, final)
+        return Recording(self.engine.theta, plan, oracle.expected_batch, transcript, final, oracle.layout)
 
 
 def advance(optimizer: Optimizer, state: Any, oracle: Any, until: int = 0) -> Any:
