@@ -184,8 +184,8 @@ class _Exact(BaseOracle):
     """Answers with one function's own gradients and values, clipped as those of the only record; nothing is noised."""
 
     def __init__(self, objective: Callable[[Vector], Tensor], start: Vector, parts: Layout) -> None:
-        sizes: dict[str, Any] = {"rate": 1.0, "expected_batch": 1.0, "draws": _TARGET_DRAWS, "noise": AnyKind(0.0)}
-        super().__init__(space=Space(len(start), start.dtype, start.device), layout=parts, **sizes)
+        space, draws = Space(len(start), start.dtype, start.device), _TARGET_DRAWS
+        super().__init__(space=space, rate=1.0, expected_batch=1.0, draws=draws, noise=AnyKind(0.0), layout=parts)
         self._objective = objective
         self._norm = torch.full((1,), torch.nan)
 
