@@ -268,9 +268,7 @@ class TraceOracle(BaseOracle):
         self.device = torch.device(device)
         space = Space(dimension, torch.get_default_dtype(), self.device, has_values=self.device.type != "meta")
         noise = AnyKind(1.0) if noise is None else noise
-        super().__init__(
-            space=space, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise, layout=layout
-        )
+        super().__init__(space=space, rate=rate, expected_batch=expected_batch, draws=draws, noise=noise, layout=layout)
         self.kinds: list[tuple[str, ...]] = []
         self.points: list[int] = []
 
