@@ -20,7 +20,7 @@ comma := ,
 # The suites of the leaderboard's page: those that are published.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
 
-.PHONY: install quickstart test full mutants bench docs leaderboard evidence lint gpu wheels clean
+.PHONY: install quickstart test versions full mutants bench docs leaderboard evidence lint gpu wheels clean
 
 install: $(INSTALLED)
 
@@ -38,6 +38,10 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# The default tests under each Python that README names; `python3.12` and so on have to be there.
+versions:
+	for each in 3.11 3.12 3.13; do $(MAKE) test PYTHON=python$$each VENV=build/python$$each || exit 1; done
 
 full: test
 	$(BIN)/python -m pytest -m 'slow and not gpu'

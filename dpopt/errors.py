@@ -45,12 +45,14 @@ def cut(text: str, most: int = 400) -> str:
 
 
 def unknown(field: str, name: object, choices: Iterable[object], problem: str = "") -> ConfigError:
-    """The error for a name that is not among `choices`: says the problem, and the nearest name or all of them."""
+    """The error for a name that is not among `choices`: says the problem, and the nearest names."""
     names, asked = sorted(map(str, choices)), name if isinstance(name, str) else shown(name)
     # "eps" is epsilon, and not epochs; "ghost" is opacus_ghost.
     longer = [each for each in names if len(asked) > 2 and f"_{asked}" in f"_{each}"]
     # 0.6: lower ones suggest names that share but a few letters.
     near = longer if len(longer) == 1 else get_close_matches(asked, names, n=1, cutoff=0.6)
+    if len(names) > 30:  # a suite, of which nobody reads all
+        names = [*get_close_matches(asked, names, n=9, cutoff=0), f"{len(names) - 9} more"]
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return ConfigError(field, name, f"{problem}; {hint}" if problem else hint)
 

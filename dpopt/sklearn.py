@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from dpopt.errors import ConfigError
 from dpopt.training import fit
 from dpopt.types import Optimizer
 from dpopt.workloads.base import mlp
@@ -62,7 +63,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _predict(self, X: Any) -> Any:
         check_is_fitted(self, "result_")
-        return self.result_.predict(validate_data(self, X, dtype=np.float32, reset=False))
+        return self.result_.predict(validate_data(self, _numbers(X), dtype=np.float32, reset=False))
+
+
+def _numbers(X: Any) -> Any:
+    """X itself; ConfigError where columns of a data frame hold texts."""
+    columns = X.columns if hasattr(X, "columns") and hasattr(X, "to_numpy") else ()
+    if texts := [f"{name}" for name in columns if any(isinstance(value, str) for value in X[name])]:
+        step = "OneHotEncoder(categories=[[...]], handle_unknown='ignore')"
+        raise ConfigError("X", texts, f"expected numbers: put {step} before it, of values known without the records")
+    return X
 
 
 class DPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
@@ -70,7 +80,7 @@ class DPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> DPClassifier:
         """Train on rows X [n, d] with classes y [n]; ConfigError, a ValueError, as of `dpopt.fit`."""
-        X, y = validate_data(self, X, y, dtype=np.float32)
+        X, y = validate_data(self, _numbers(X), y, dtype=np.float32)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -85,7 +95,7 @@ class DPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Any:
         """The probability of each class, float64 [n, classes]."""
         check_is_fitted(self, "result_")
-        return self.result_.predict_proba(validate_data(self, X, dtype=np.float32, reset=False))
+        return self.result_.predict_proba(validate_data(self, _numbers(X), dtype=np.float32, reset=False))
 
 
 class DPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
@@ -93,7 +103,7 @@ class DPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> DPRegressor:
         """Train on rows X [n, d] with numbers y [n]; ConfigError, a ValueError, as of `dpopt.fit`."""
-        X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, ensure_min_samples=2)
+        X, y = validate_data(self, _numbers(X), y, dtype=np.float32, y_numeric=True, ensure_min_samples=2)
         return self._fit(X, y.astype(np.float32), 1, nn.MSELoss(reduction="none"), nn.Flatten(0))
 
     def predict(self, X: Any) -> Any:

@@ -148,6 +148,19 @@ def test_numbers_that_are_not_finite_are_counted_part_by_part(monkeypatch):
         read((HOLES, Y), "train")
 
 
+def test_a_category_is_an_input_for_each_stated_value():
+    kinds = np.array(["red", "blue", None])[np.arange(N) % 3]
+    table = TABLE.assign(kind=pd.Categorical(kinds, ["blue", "red", "green"]))
+    by_hand = {"kind=blue": kinds == "blue", "kind=red": kinds == "red", "kind=green": np.zeros(N)}
+    result, same = (fit(each, linear(7)) for each in (table, TABLE.assign(**by_hand)))
+    assert torch.equal(weights(result), weights(same))
+    assert result.record["inputs"] == [*"abcd", *by_hand]
+    # A prediction takes texts, in any order of columns, and values that nobody stated.
+    other = TABLE.assign(kind=np.where(kinds == "red", "red", "unheard of"))[["kind", *"dcba"]]
+    without_blue = {**by_hand, "kind=blue": np.zeros(N)}
+    assert (result.predict_proba(other) == same.predict_proba(TABLE.assign(**without_blue))).all()
+
+
 def test_pandas_objects_of_one_index_are_paired_whatever_it_is():
     shuffled = TABLE.sample(frac=1, random_state=0)
     pair, whole = read((shuffled[list("abcd")], TABLE["label"].loc[shuffled.index]), "train"), read(shuffled, "train")
@@ -274,7 +287,7 @@ REFUSED = {
     "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
     "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* has no name: it is the second"),
-    "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* encode or leave out"),
+    "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .*state an input's values by pandas.CategoricalDtype"),
     "missing values": (
         {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
         rf"^train, a: 'NaN or infinity in {N - Y.sum()} of {N} records' .* expected finite numbers",
@@ -353,6 +366,10 @@ def test_other_arguments_of_every_day():
 DOUBTS = {
     "seed": ({"seed": 7}, "seed: whoever knows that it is 7"),
     "delta": ({"seed": None, "delta": 0.1}, r"delta: 0.1 is more than 1/N = 0.017"),
+    "compiled": (
+        {"seed": None, "model": torch.compile(nn.Sequential(linear()), backend="eager")},
+        "model: it is compiled; training runs it as it is written",
+    ),
     "loader": ({"seed": None, "train": loader(batch_size=32)}, "train: the loader's batch size 32 is not used.* 20 on"),
 }
 

@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from sklearn.utils.estimator_checks import check_estimator
 
+from dpopt.errors import ConfigError
 from dpopt.sklearn import DPClassifier, DPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:delta")
@@ -90,3 +93,15 @@ def test_a_regression_learns():
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="y has one class"):
         DPClassifier().fit(np.ones((5, 2)), np.zeros(5))
+
+
+def test_columns_of_texts_are_named_and_encoded_by_a_step_before():
+    x, is_left = records(60)
+    frame = pd.DataFrame({"age": x[:, 0] / 5 - 1, "city": np.where(is_left, "Bonn", "Delft")})
+    with pytest.raises(ConfigError, match=r"X: \['city'\] .* OneHotEncoder"):
+        DPClassifier().fit(frame, is_left)
+    encoder = OneHotEncoder(categories=[["Bonn", "Graz"]], handle_unknown="ignore")
+    stated = ColumnTransformer([("city", encoder, ["city"])], remainder="passthrough", sparse_threshold=0)
+    model = make_pipeline(stated, DPClassifier(epsilon=8.0, hidden=(), accountant="rdp", epochs=1))
+    assert model.fit(frame, is_left)[-1].n_features_in_ == 3
+    assert model.predict(frame[::-1]).shape == (60,)

@@ -420,8 +420,8 @@ def against(entries: pd.DataFrame, baseline: str) -> pd.DataFrame:
                 place = {"label": label, "workload": workload, "score": score[0], "blocks": len(blocks)}
                 pairs.append(place | {"seeds": len(differences), "differences": differences, "entries": of_workload})
     if not pairs:
-        reason = "there is no workload on which it and another row have scores at every budget"
-        raise ConfigError("against", baseline, reason)
+        why = "on no workload it and another ranked row have scores at every budget"
+        raise ConfigError("against", baseline, f"{why}; a search that is not charged has no rank")
     counts = Counter(row["label"] for row in pairs)
     rows = []
     for row in sorted(pairs, key=lambda row: labels.index(row["label"])):

@@ -54,7 +54,8 @@ def departures(planned: Iterable[Planned]) -> list[str]:
     # A rule that only simulates what a paper states pays for nothing.
     free = [label for label, rule in searching.items() if rule is None or rule["rule"] == "simulated"]
     if free:
-        lines.append(f"searches that are not charged, for reference only: {', '.join(free)}")
+        remedy = "`selection: composed` charges them"
+        lines.append(f"searches that are not charged, for reference only ({remedy}): {', '.join(free)}")
     if by_hand := [label for label in private if first[label].tuning == "fixed"]:
         lines.append(f"set by hand, and how that was found is not charged: {', '.join(by_hand)}")
 

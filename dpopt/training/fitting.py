@@ -227,6 +227,10 @@ def fit(
             raise ConfigError("epsilon", epsilon, f"expected more than the {before:.6g} that `spent` has spent")
         rule = After(spent) if spent else None
         plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, selection=rule, **sizes)
+        if trial.is_compiled(model):
+            warnings.warn(
+                "model: it is compiled; training runs it as it is written, later it is compiled", stacklevel=3
+            )
         if without.warning:
             warnings.warn(without.warning, stacklevel=3)
         if problem:

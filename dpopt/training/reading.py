@@ -58,8 +58,8 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
             raise ConfigError(where, list(data), "these are several data sets: give one of them")
         name = _target(list(data), where, target)
         _require_one_index([data[each] for each in data], where)
-        columns = _tensors(data, where)
-        return _whole(columns, columns.pop(str(name)), where)
+        inputs = _tensors({each: data[each] for each in data if each != name}, where)
+        return _whole(inputs, _tensor(data[name], f"{where}.{name}"), where)
     if (pair := _arrays(data)) is not None:
         if target is not None:
             raise _nameless(target, where)
@@ -84,6 +84,10 @@ def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
     """Inputs alone, read as by `read`; a list holds rows. Of columns those called `names`, if any, in their order."""
     if _is_frame(data) or isinstance(data, Mapping):
         columns = {str(name): data[name] for name in data}
+        for name in names:  # of a category, whatever values the column has here
+            column, _, value = name.partition("=")
+            if name not in columns and column in columns:
+                columns[name] = columns[column].astype(str) == value
         if absent := [name for name in names if name not in columns]:
             raise ConfigError(where, list(columns), f"there is no column {', '.join(absent)}")
         data = {name: columns[name] for name in names or columns}
@@ -266,7 +270,14 @@ def _require_one_index(parts: Iterable[Any], where: str) -> None:
 
 
 def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
-    return {str(name): _tensor(columns[name], f"{where}.{name}") for name in columns}
+    """Columns by name; one of pandas' type `category` is COLUMN=VALUE, 0 or 1, for each value that the type states."""
+    tensors = {}
+    for name in columns:
+        part = columns[name]
+        values = getattr(getattr(part, "dtype", None), "categories", None)
+        parts = {f"{name}": part} if values is None else {f"{name}={value}": part == value for value in values}
+        tensors |= {each: _tensor(one, f"{where}.{each}") for each, one in parts.items()}
+    return tensors
 
 
 def _tensor(part: Any, where: str) -> Tensor:
@@ -289,7 +300,7 @@ def _tensor(part: Any, where: str) -> Tensor:
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
         is_mixed = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
         if is_mixed and any(isinstance(value, str | bytes) for value in np.ravel(part)):
-            more = "`dpopt fit from=FILE` takes texts and missing values as they are"
+            more = "state an input's values by pandas.CategoricalDtype, or take `dpopt fit from=FILE`"
             kind, how = "texts", f"expected numbers: encode or leave out what is none ({more})"
         raise ConfigError(where, kind, how) from error
 

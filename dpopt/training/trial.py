@@ -147,6 +147,11 @@ def blindness(subject: Subject) -> str | None:
     return f"none of {len(rows)} records that were looked at {what}"
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """True if `torch.compile` has made something of the model or of one of its modules."""
+    return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in model.modules())
+
+
 def _names(subject: Subject) -> str:
     return f" ({', '.join(subject.layout.names)})" if subject.layout.names else ""
 

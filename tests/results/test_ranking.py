@@ -475,7 +475,7 @@ def test_a_budget_that_some_seeds_reach_nothing_with_leaves_the_workload_out(lac
 
 def test_the_baseline_must_be_there_with_something_to_compare():
     for of in (entries({}), entries({"other": {}}).assign(test=np.nan, spent=np.nan)):
-        with pytest.raises(ConfigError, match="against: 'base' cannot be used; there is no workload"):
+        with pytest.raises(ConfigError, match="against: 'base' cannot be used; on no workload"):
             ranking.against(of, "base")
     with pytest.raises(ConfigError, match="against: 'bas' cannot be used; did you mean 'base'"):
         ranking.against(entries({"other": {}}), "bas")

@@ -13,6 +13,7 @@ from dpopt.suites.suite import load_suite, suite_files
 
 LEADERBOARDS = sorted(name for name in suite_files() if name.startswith("leaderboard"))
 
+FREE = "searches that are not charged, for reference only (`selection: composed` charges them)"
 KEPT = {
     "name": "kept",
     "optimizers": ["dp_sgd", "dp_adam", "hyfreedp"],
@@ -40,10 +41,13 @@ BROKEN = [
         {"settings": {"dp_adam": COMPOSED | {"grid": {"lr": [0.1, 0.2]}}}},
         ["searches differ in their runs: 2: dp_adam; 5: dp_sgd"],
     ),
-    ({"optimizers": [*KEPT["optimizers"], "free"]}, ["searches that are not charged, for reference only: free"]),
+    (
+        {"optimizers": [*KEPT["optimizers"], "free"]},
+        [f"{FREE}: free"],
+    ),
     (
         {"optimizers": [*KEPT["optimizers"], "simulated"]},
-        ["searches that are not charged, for reference only: simulated"],
+        [f"{FREE}: simulated"],
     ),
     ({"optimizers": [*KEPT["optimizers"], "by_hand"]}, ["set by hand, and how that was found is not charged: by_hand"]),
     ({"optimizers": ["dp_adam"]}, ["no row searches DP-SGD"]),
@@ -53,7 +57,7 @@ BROKEN = [
             "epsilon": [float("inf"), 1],
             "settings": {"free": {"name": "fiber"}},
         },
-        ["searches that are not charged, for reference only: free"],
+        [f"{FREE}: free"],
     ),
     (
         {"settings": {"dp_adam": COMPOSED | {"batch_size": [64, 128]}}},
@@ -72,7 +76,7 @@ def test_every_leaderboard_keeps_the_protocol(monkeypatch):
     monkeypatch.delenv("DPOPT_DATA", raising=False)
     first, *others = (load_suite(name) for name in LEADERBOARDS)
     found = protocol.departures(plan(load_suite(first.name, epsilon=[1])))
-    assert found == ["searches that are not charged, for reference only: dp_sgd_free, dp_adam_free"]
+    assert found == [f"{FREE}: dp_sgd_free, dp_adam_free"]
     may_differ = ("name", "description", "workloads", "batch_size", "epochs", "marks", "seeds")
     for suite in others:
         assert replace(suite, **{key: getattr(first, key) for key in may_differ}) == first, suite.name
