@@ -71,6 +71,7 @@ def encoded(frame):
     return torch.tensor(np.stack([column.to_numpy(np.float32) for column in columns], axis=1))
 
 
+@pytest.mark.filterwarnings("ignore:x. values that were not stated")
 def test_a_table(here, capsys, monkeypatch):
     before = {path.name for path in here.iterdir()}
     assert dpopt_("fit", "from=patients.csv", "target=readmitted", *QUICK, "to=model") == 2
@@ -108,6 +109,11 @@ def test_a_table(here, capsys, monkeypatch):
     shutil.copy("patients.csv", "elsewhere/new.csv")
     monkeypatch.chdir(here / "elsewhere")
     assert dpopt_("predict", "model=model", "from=new.csv", "to=predictions.csv") == 0
+    old = frame.assign(age=130.0, sex="unknown").head(3)
+    old.to_csv("old.csv")
+    capsys.readouterr()
+    assert dpopt_("predict", "model=model", "from=old.csv", "to=of_old.csv") == 0
+    assert "warning: x: values that were not stated for training (age 3, sex 3)" in capsys.readouterr().err
     result = dpopt.load("model")
     assert (
         result.predict(frame.drop(columns="readmitted")).tolist()

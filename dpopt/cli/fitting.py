@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,8 +105,7 @@ class Fit(DataKeys):
         is_augmented = type(workload).augment is not Workload.augment
         torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
         print_notes([self.optimizer] if self.optimizer else [])
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: complain("warning", str(message))
+        with _telling():
             result = training.fit(
                 workload.model(),
                 workload.loss,
@@ -135,6 +136,14 @@ class Fit(DataKeys):
         OUT.print(f"written to {folder}/, where private.json is to be kept back; next: dpopt predict model={folder}")
 
 
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Warnings are told as this program tells things, without a line of code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: complain("warning", str(message))
+        yield
+
+
 @dataclass(frozen=True, kw_only=True)
 class Predict:
     """Write what a model of `dpopt fit` predicts for new records: the class and the probability of each class."""
@@ -153,7 +162,8 @@ class Predict:
         result = load(self.model)
         if not (name := getattr(result.workload, "data", "")):
             raise ConfigError("model", str(self.model), "expected a model of `dpopt fit` on a table, texts or images")
-        probabilities = result.predict_proba(self.from_)  # once, as it may take minutes
+        with _telling():
+            probabilities = result.predict_proba(self.from_)  # once, as it may take minutes
         names = [markup.csv(f"{each}") for each in result.record["classes"]]
         which = files_of(self.from_) if entry(name).kind == "image" else range(len(probabilities))
         with self.to.open("x", newline="", encoding="utf-8") as file:

@@ -7,6 +7,7 @@ folder, from the Parquet files `$DPOPT_DATA/NAME/SPLIT-*.parquet` with the hub's
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,11 @@ def incoming(name: str, new: Any, size: int = 0) -> Any:
     columns = {each: [None if pd.isna(value) else value for value in frame[each].tolist()] for each in wanted}
     source = Source("x", wanted, len(frame), lambda column: iter([columns[column]]))
     if dataset.kind == "table":
-        return torch.from_numpy(records.encode(dataset, source))
+        inputs = records.encode(dataset, source)
+        if strange := records.strange(dataset, source):
+            how = "a number counts as the nearer end of its range, a category as a missing one"
+            warnings.warn(f"x: values that were not stated for training ({strange}): {how}", stacklevel=5)
+        return torch.from_numpy(inputs)
     return _strings(source, dataset.inputs)
 
 

@@ -124,6 +124,20 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
     return inputs
 
 
+def strange(dataset: Entry, source: Source) -> str:
+    """The columns with values that the entry does not state, each with their number, in words; empty without any."""
+    counts = {}
+    for name, column in dataset.columns.items():
+        values = [value for batch in source.read(name) for value in batch if value is not None]
+        if isinstance(column.values, tuple):
+            place = {value: number for number, value in enumerate(column.values)}
+            counts[name] = sum(_category(value, place) == len(place) for value in values)
+        elif isinstance(column.range, tuple):
+            low, high = column.range
+            counts[name] = sum(not low <= value <= high for value in values)
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+
+
 def _category(value: Any, place: Mapping[str, int]) -> int:
     """The number of a category; a whole number may be spelt 1 or 1.0, as a column with a missing value has it."""
     texts = [str(value)]
