@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy  # `stats` is imported when it is first used, by ranks: it takes a second
 from numpy.typing import NDArray
 
 _Array = NDArray[np.float64]
@@ -60,14 +60,24 @@ def expected_score(scores: _Array, tested: float = math.nan, ends: _Ends = _ANY)
     return max(ends[0], low), min(ends[1], high)
 
 
+def _tail(t: Any, degrees: Any) -> Any:
+    """P(T > t) of Student's T with so many degrees of freedom."""
+    return scipy.special.stdtr(degrees, -t)
+
+
+def _beyond(p: Any, degrees: Any) -> Any:
+    """The t with P(T > t) = p."""
+    return -scipy.special.stdtrit(degrees, p)
+
+
 def _student(values: _Array, comparisons: int = 1, largest: float = math.inf) -> tuple[float, float]:
-    quantile = scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
+    quantile = _beyond((1 - CONFIDENCE) / 2 / comparisons, len(values) - 1)
     half = quantile * values.std(ddof=1) / math.sqrt(len(values))
     return max(-largest, float(values.mean() - half)), min(largest, float(values.mean() + half))
 
 
 def _wilson(share: float, count: float) -> tuple[float, float]:
-    square = scipy.stats.norm.ppf((1 + CONFIDENCE) / 2) ** 2 / count
+    square = scipy.special.ndtri((1 + CONFIDENCE) / 2) ** 2 / count
     half = math.sqrt(square * (share * (1 - share) + square / 4))
     return (share + square / 2 - half) / (1 + square), (share + square / 2 + half) / (1 + square)
 
@@ -92,7 +102,8 @@ def difference(values: _Array, comparisons: int = 1, largest: float = math.inf) 
     if np.ptp(values) <= EQUAL:  # equal differences tell nothing of their variance: the sign test needs none
         p = 2.0 ** (1 - pairs) if abs(mean) > EQUAL else 1.0
         return _Difference(mean, math.nan, math.nan, min(1.0, comparisons * p))
-    p = float(scipy.stats.ttest_1samp(values, 0).pvalue)
+    variance = np.square(values - mean).mean() * (pairs / (pairs - 1))
+    p = 2 * float(_tail(abs(mean) / math.sqrt(variance / pairs), pairs - 1))
     return _Difference(mean, *_student(values, comparisons, largest), min(1.0, comparisons * p))
 
 
@@ -118,8 +129,8 @@ def crossed(values: _Array, comparisons: int = 1, largest: float = math.inf) -> 
     if total <= EQUAL**2:  # equal on all records and seeds but for the mean
         return _Difference(mean, mean, mean, 1.0 if abs(mean) <= EQUAL else 0.0)
     degrees, half = total**2 / (squares**2 / free).sum(), math.sqrt(total / values.size)
-    p = 2 * float(scipy.stats.t.sf(abs(mean) / half, degrees))
-    width = half * float(scipy.stats.t.isf((1 - CONFIDENCE) / 2 / comparisons, degrees))
+    p = 2 * float(_tail(abs(mean) / half, degrees))
+    width = half * float(_beyond((1 - CONFIDENCE) / 2 / comparisons, degrees))
     return _Difference(mean, max(-largest, mean - width), min(largest, mean + width), min(1.0, comparisons * p))
 
 
@@ -155,7 +166,7 @@ def standing(scores: _Array) -> _Standing:
     with np.errstate(all="ignore"):
         mean = np.nansum(pairs, axis=0) / count
         spread = np.sqrt(np.nansum((pairs - mean) ** 2, axis=0) / (count - 1))
-        p = scipy.stats.t.sf(mean / (spread / np.sqrt(count)), count - 1)
+        p = _tail(mean / (spread / np.sqrt(count)), count - 1)
     # Equal differences tell nothing of their variance: theirs is the sign test.
     p = np.where(spread > EQUAL, p, np.where(mean > EQUAL, 2.0**-count, 1.0))
     p = np.where(count >= FEWEST, p, np.inf)
@@ -166,7 +177,7 @@ def standing(scores: _Array) -> _Standing:
         row, column = compared.nonzero()
         # Either of two may be left out because of the other: sooner the one with fewer rivals.
         comparisons = np.minimum(rivals[row], rivals[column])
-        quantile = scipy.stats.t.isf((1 - CONFIDENCE) / comparisons, count[compared] - 1)
+        quantile = _beyond((1 - CONFIDENCE) / comparisons, count[compared] - 1)
         visible = float(np.median(quantile * spread[compared] / np.sqrt(count[compared])))
     return _Standing(np.where(rivals > 0, least, math.nan), visible)
 
