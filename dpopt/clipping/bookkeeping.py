@@ -26,6 +26,7 @@ from dpopt.clipping.flat import (
     FullPrecision,
     PerExample,
     WeightedPoints,
+    by_parameter,
     free_memory,
     must_be_sanitized,
 )
@@ -80,14 +81,16 @@ class BookkeepingEngine(FlatModel):
         # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
         with precise:
             parts = [None] * len(factors) if scale is None else self.split(scale)
-            squares = [squared_norm(group, part) for group, part in zip(factors, parts, strict=True) if group]
-        norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(losses[0])
+            squares = [squared_norm(g, part) if g else None for g, part in zip(factors, parts, strict=True)]
+        used = [square for square in squares if square is not None]
+        norms = torch.stack(used).sum(0).sqrt() if used else torch.zeros_like(losses[0])
 
-        def weighted_sum(weights: Tensor) -> Vector:
+        def weighted_sum(each: Tensor | Sequence[Tensor]) -> Vector:
             keep = norms.isfinite() if must_be_sanitized(norms) else None
-            total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
+            total = torch.empty(self.dimension, dtype=norms.dtype, device=norms.device)
             with precise:
-                for group, out in zip(factors, self.split(total), strict=True):
+                places = zip(factors, by_parameter(each, len(factors)), self.split(total), strict=True)
+                for group, weights, out in places:
                     for position, factor in enumerate(group):
                         # One at a time: copies of all factors together would double the memory of a step.
                         clean = factor if keep is None else factor.sanitized(keep)
@@ -96,7 +99,7 @@ class BookkeepingEngine(FlatModel):
                         out.zero_()
             return total if scale is None else total.mul_(scale)
 
-        return PerExample(torch.stack(losses), norms, weighted_sum)
+        return PerExample(torch.stack(losses), norms, squares, weighted_sum)
 
     def _backward(
         self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]], precise: FullPrecision

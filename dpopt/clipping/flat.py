@@ -19,7 +19,7 @@ from torch.func import functional_call
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
-from dpopt.clipping.rules import factors
+from dpopt.clipping.rules import Bounded, ByGroup, Groups, factors
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
 _COMPARED = 3
@@ -129,11 +129,18 @@ class Delegate(ClippingEngine):
 
 @dataclass(frozen=True)
 class PerExample:
-    """Losses [k, n] and norms [n] as in `Clipped`, and weights [n] -> sum_i weights_i gradient_i, to be called once."""
+    """Losses and gradients of n examples.
+
+    Attributes:
+        losses, norms: [k, n] and [n] as in `Clipped`.
+        squares: of each parameter, the squared norms of its gradients, [n]; None where nothing uses it.
+        weighted_sum: weights -> sum_i weights_i gradient_i, to be called once; [n], or as many for each parameter.
+    """
 
     losses: Tensor
     norms: Tensor
-    weighted_sum: Callable[[Tensor], Vector]
+    squares: Sequence[Tensor | None]
+    weighted_sum: Callable[[Tensor | Sequence[Tensor]], Vector]
 
 
 class FlatModel(ClippingEngine):
@@ -219,7 +226,10 @@ class FlatModel(ClippingEngine):
         # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         # Nobody else holds them, so that they are gone when the sum is made.
         each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
-        weights = clip_factors(clip, each.norms, mask)
+        if type(clip) is ByGroup:
+            clip = Bounded(clip.inner, clip.sensitivity, clip.partition(self.layout))
+        groups = clip.groups if isinstance(clip, Bounded) else None
+        weights = group_factors(clip, groups, each, mask) if groups else clip_factors(clip, each.norms, mask)
         return Clipped(each.weighted_sum(weights), each.losses, each.norms)
 
     @torch.no_grad()
@@ -402,6 +412,24 @@ def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     tiny, least = _limits(norm.dtype)
     factor = torch.minimum(factors(clip, norm), clip.sensitivity / norm.clamp(min=least))
     return F.threshold(factor.nan_to_num_(nan=0.0), tiny, 0.0).mul_(mask)
+
+
+def group_factors(clip: ClipRule, groups: Groups, each: PerExample, mask: Tensor) -> list[Tensor]:
+    """The factor of each example's gradient, shape [n], for each parameter: that of its group. See `clip_factors`."""
+    numbers, shares = groups
+    mask, least = mask & each.norms.isfinite(), _limits(each.norms.dtype)[1]
+    squares = [torch.zeros_like(each.norms) for _ in shares]
+    for number, square in zip(numbers, each.squares, strict=True):
+        squares[number] = squares[number] if square is None else squares[number] + square
+    # The rule sees g_k / s_k, of which it leaves the sensitivity S at most, so that s_k S is left of g_k.
+    norms = [square.sqrt().clamp(min=least) / share for square, share in zip(squares, shares, strict=True)]
+    factors = [clip_factors(clip, norm, mask) for norm in norms]
+    return [factors[number] for number in numbers]
+
+
+def by_parameter(weights: Tensor | Sequence[Tensor], count: int) -> Sequence[Tensor]:
+    """The weights [n] of each of `count` parameters."""
+    return [weights] * count if isinstance(weights, Tensor) else weights
 
 
 @cache

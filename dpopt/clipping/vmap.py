@@ -18,6 +18,7 @@ from dpopt.clipping.flat import (
     FullPrecision,
     PerExample,
     WeightedPoints,
+    by_parameter,
     free_memory,
     gradient,
     must_be_sanitized,
@@ -85,8 +86,9 @@ class VmapEngine(FlatModel):
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
         if scale is not None:
             combined = [c * s for c, s in zip(combined, scale.split(self._sizes), strict=True)]
-        norms = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
-        return PerExample(torch.stack(losses), norms, partial(_weighted_sum, combined, norms))
+        each = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined])
+        norms = each.norm(dim=0)
+        return PerExample(torch.stack(losses), norms, list(each.square()), partial(_weighted_sum, combined, norms))
 
     @torch.no_grad()
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -110,11 +112,12 @@ def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:
     return vmap(function, in_dims=(None, *[0] * len(rows)), randomness="different")(parts, *rows)
 
 
-def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:
+def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor | Sequence[Tensor]) -> Vector:
     if must_be_sanitized(norms):
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
     with FullPrecision(norms.device):
-        return torch.cat([weights @ g for g in gradients])
+        each = zip(by_parameter(weights, len(gradients)), gradients, strict=True)
+        return torch.cat([weights @ g for weights, g in each])
 
 
 class LoopEngine(VmapEngine):

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dpopt.clipping.flat import ClippingEngine
-from dpopt.clipping.rules import Bounded
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.distributed import ALONE, Processes, digest
@@ -128,14 +127,13 @@ class DataOracle(BaseOracle):
     ) -> None:
         self._device = device or x.device
         super().__init__(
-            space=Space(plan.dimension, engine.theta.dtype, self._device),
+            space=Space(plan.dimension, engine.theta.dtype, self._device, layout=engine.layout),
             rate=plan.rate,
             expected_batch=plan.rate * (len(x) if examples is None else examples),
             draws=plan.draws,
             noise=plan.noise,
             planned=plan.ledger,
             ledger=ledger,
-            layout=engine.layout,
         )
         with processes.together() as settle:
             if engine.dimension != plan.dimension:
@@ -214,7 +212,7 @@ class DataOracle(BaseOracle):
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
         rule: Any = query.clip  # as `queries.read` leaves it, `Bounded`
-        clip, asked = Bounded(rule.rule, sensitivity), query.points
+        clip, asked = replace(rule, sensitivity=sensitivity), query.points
         places = [_place(theta) for _, theta in asked] if len(self.noise) > 1 else []
         # The engine copies the points of each call; all calls are to see the same ones.
         points = asked if len(drawn.inputs) == 1 else [(weight, theta.clone()) for weight, theta in asked]

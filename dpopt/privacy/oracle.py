@@ -145,7 +145,7 @@ class BaseOracle(_Single):
 
     Attributes:
         dimension, rate, expected_batch, draws_total, draws_left: see `Oracle`.
-        layout: see `Oracle`; by default `whole`.
+        layout: see `Oracle`; by default that of `space`, or `whole`.
         noise: noise multiplier of each kind of release.
         ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
@@ -164,7 +164,7 @@ class BaseOracle(_Single):
         layout: Layout | None = None,
     ) -> None:
         self.space, self.dimension = space, space.dimension
-        self.layout = layout or whole(space.dimension)
+        self.layout = layout or space.layout or whole(space.dimension)
         self.rate = rate
         self.expected_batch = expected_batch
         self.draws_total = draws

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dpopt.clipping.rules import ELEMENTWISE, Bounded, Veiled, check_alone
+from dpopt.clipping.rules import ELEMENTWISE, Bounded, ByGroup, Veiled, check_alone
 from dpopt.errors import ConfigError
-from dpopt.types import ClipRule, Number, Points, Query, Record, Vector
+from dpopt.types import ClipRule, Layout, Number, Points, Query, Record, Vector
 
 _LEAST, LARGEST = 1e-30, 1e30
 """The range of a sensitivity: float32 rounds the noise of a smaller one to nothing, of a larger one to infinity."""
@@ -126,12 +126,14 @@ class Space:
         dimension: length d of a vector.
         dtype, device: of vectors; numbers are float64, on the same device.
         has_values: false for tensors whose values cannot be read (`privacy.opaque`), which stay as they are.
+        layout: of the model whose gradients are clipped; empty where none are, or its parameters have no names.
     """
 
     dimension: int
     dtype: torch.dtype
     device: torch.device
     has_values: bool = True
+    layout: Layout = ()
 
     def vector(self, value: Any, where: str, *, is_copied: bool = False) -> Vector:
         """`value` as a plain tensor [d], in new memory where it `is_copied`; else a ConfigError."""
@@ -254,6 +256,9 @@ def _number(value: Any, where: str, space: Space) -> Number:
 
 
 def _rule(value: Any, where: str, space: Space) -> Bounded:
+    if type(value) is ByGroup:  # without a layout no gradient is clipped by groups, and the sensitivity is the same
+        groups = value.partition(space.layout) if space.layout else None
+        return dataclasses.replace(_rule(value.inner, where, space), groups=groups)
     if type(value) in ELEMENTWISE:
         # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
         names = [field.name for field in dataclasses.fields(value)]
