@@ -26,7 +26,6 @@ from dpopt.clipping.flat import (
     FullPrecision,
     PerExample,
     WeightedPoints,
-    by_parameter,
     free_memory,
     must_be_sanitized,
 )
@@ -85,12 +84,11 @@ class BookkeepingEngine(FlatModel):
         used = [square for square in squares if square is not None]
         norms = torch.stack(used).sum(0).sqrt() if used else torch.zeros_like(losses[0])
 
-        def weighted_sum(each: Tensor | Sequence[Tensor]) -> Vector:
+        def weighted_sum(each: Sequence[Tensor]) -> Vector:
             keep = norms.isfinite() if must_be_sanitized(norms) else None
             total = torch.empty(self.dimension, dtype=norms.dtype, device=norms.device)
             with precise:
-                places = zip(factors, by_parameter(each, len(factors)), self.split(total), strict=True)
-                for group, weights, out in places:
+                for group, weights, out in zip(factors, each, self.split(total), strict=True):
                     for position, factor in enumerate(group):
                         # One at a time: copies of all factors together would double the memory of a step.
                         clean = factor if keep is None else factor.sanitized(keep)

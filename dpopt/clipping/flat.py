@@ -19,7 +19,7 @@ from torch.func import functional_call
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
-from dpopt.clipping.rules import Bounded, ByGroup, Groups, factors
+from dpopt.clipping.rules import Bounded, ByGroup, factors
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
 _COMPARED = 3
@@ -129,18 +129,28 @@ class Delegate(ClippingEngine):
 
 @dataclass(frozen=True)
 class PerExample:
-    """Losses and gradients of n examples.
+    """Losses [k, n] and norms [n] as in `Clipped`, and each parameter's squared norms, [n]; None if it is unused.
 
-    Attributes:
-        losses, norms: [k, n] and [n] as in `Clipped`.
-        squares: of each parameter, the squared norms of its gradients, [n]; None where nothing uses it.
-        weighted_sum: weights -> sum_i weights_i gradient_i, to be called once; [n], or as many for each parameter.
+    `weighted_sum` takes weights [n] for each parameter to sum_i weights_i gradient_i, and is to be called once.
     """
 
     losses: Tensor
     norms: Tensor
     squares: Sequence[Tensor | None]
-    weighted_sum: Callable[[Tensor | Sequence[Tensor]], Vector]
+    weighted_sum: Callable[[Sequence[Tensor]], Vector]
+
+    def factors(self, clip: ClipRule, groups: Sequence[int] | None, mask: Tensor) -> list[Tensor]:
+        """The factor of each example's gradient, shape [n], for each parameter; see `clip_factors`."""
+        if groups is None:
+            return [clip_factors(clip, self.norms, mask)] * len(self.squares)
+        mask, least = mask & self.norms.isfinite(), _limits(self.norms.dtype)[1]
+        squares = self.norms.new_zeros(max(groups) + 1, len(self.norms))
+        for number, square in zip(groups, self.squares, strict=True):
+            squares[number] += 0 if square is None else square
+        # The rule sees g_k / s, of which it leaves the sensitivity S at most, so that s S is left of g_k.
+        norms = squares.sqrt().clamp(min=least) * len(squares) ** 0.5
+        each = [clip_factors(clip, norm, mask) for norm in norms]
+        return [each[number] for number in groups]
 
 
 class FlatModel(ClippingEngine):
@@ -226,11 +236,10 @@ class FlatModel(ClippingEngine):
         # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         # Nobody else holds them, so that they are gone when the sum is made.
         each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
-        if type(clip) is ByGroup:
-            clip = Bounded(clip.inner, clip.sensitivity, clip.partition(self.layout))
         groups = clip.groups if isinstance(clip, Bounded) else None
-        weights = group_factors(clip, groups, each, mask) if groups else clip_factors(clip, each.norms, mask)
-        return Clipped(each.weighted_sum(weights), each.losses, each.norms)
+        if isinstance(clip, ByGroup):
+            groups = clip.partition(self.layout)
+        return Clipped(each.weighted_sum(each.factors(clip, groups, mask)), each.losses, each.norms)
 
     @torch.no_grad()
     def examine(self, x: Tensor, y: Tensor) -> None:
@@ -267,7 +276,7 @@ class FlatModel(ClippingEngine):
         norms = alone.norm(dim=1)
         is_finite = norms.isfinite()  # the others contribute nothing
         weights = is_finite.to(norms)
-        off = ours.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
+        off = ours.weighted_sum([weights] * len(self._sizes)) - weights @ torch.where(is_finite[:, None], alone, 0.0)
         # Norms that are sums of large terms are rounded up, and say how far such sums may be off.
         slack = 16 * torch.finfo(norms.dtype).eps
         if not bool((norms - ours.norms <= _GROSS * norms + slack)[is_finite].all()):
@@ -412,24 +421,6 @@ def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:
     tiny, least = _limits(norm.dtype)
     factor = torch.minimum(factors(clip, norm), clip.sensitivity / norm.clamp(min=least))
     return F.threshold(factor.nan_to_num_(nan=0.0), tiny, 0.0).mul_(mask)
-
-
-def group_factors(clip: ClipRule, groups: Groups, each: PerExample, mask: Tensor) -> list[Tensor]:
-    """The factor of each example's gradient, shape [n], for each parameter: that of its group. See `clip_factors`."""
-    numbers, shares = groups
-    mask, least = mask & each.norms.isfinite(), _limits(each.norms.dtype)[1]
-    squares = [torch.zeros_like(each.norms) for _ in shares]
-    for number, square in zip(numbers, each.squares, strict=True):
-        squares[number] = squares[number] if square is None else squares[number] + square
-    # The rule sees g_k / s_k, of which it leaves the sensitivity S at most, so that s_k S is left of g_k.
-    norms = [square.sqrt().clamp(min=least) / share for square, share in zip(squares, shares, strict=True)]
-    factors = [clip_factors(clip, norm, mask) for norm in norms]
-    return [factors[number] for number in numbers]
-
-
-def by_parameter(weights: Tensor | Sequence[Tensor], count: int) -> Sequence[Tensor]:
-    """The weights [n] of each of `count` parameters."""
-    return [weights] * count if isinstance(weights, Tensor) else weights
 
 
 @cache

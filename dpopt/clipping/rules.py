@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.func import vmap
 
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Bound, Checked, Name, Positive
+from dpopt.fields import Bound, Checked, Positive
 from dpopt.types import ClipRule, Layout, Number
 
 
@@ -99,41 +100,32 @@ class AtBound:
         return torch.minimum(1 / norm, 1 / self.bound)
 
 
-class Groups(NamedTuple):
-    """A partition of the parameters.
-
-    Attributes:
-        numbers: the group of each parameter, from 0, in the order of the layout.
-        shares: of each group, the share s_k of the sensitivity; their squares add up to one.
-    """
-
-    numbers: tuple[int, ...]
-    shares: tuple[float, ...]
-
-
 @dataclass(frozen=True)
 class ByGroup(Checked):
-    """Each group k of parameters is clipped by its own norm: g_k -> s_k inner(g_k / s_k), where sum_k s_k^2 = 1.
+    r"""Each of K groups of parameters is clipped by its own norm: g_k -> s rule(g_k / s) with s = 1/sqrt(K).
 
-    Abadi's rule of bound C so clips group k at C_k = s_k C. A record moves the sum by sqrt(sum_k C_k^2) = C at most, so
-    the sensitivity is the inner rule's, and all groups get the noise that it asks for. Per-layer clipping of McMahan et
-    al. 2018 (ICLR, "Learning differentially private recurrent language models"), with s_k = 1/sqrt(groups) by default.
+    Abadi's rule of bound C so clips each at C_k = s C. A record moves the sum by sqrt(sum_k C_k^2) = C at most, so the
+    sensitivity is that of the rule inside, and all groups get the noise that it asks for. Per-layer clipping of McMahan
+    et al. 2018 (ICLR, "Learning differentially private recurrent language models").
 
     Args:
         inner: the rule of every group.
-        groups: patterns of parameters' names, such as "encoder.*": each is the group of those that match it first, and
-            all others are one more. By default the parameters of each layer are a group.
-        ratios: of the bounds C_k, one for each group in this order.
+        groups: a regular expression, searched for in each parameter's name, such as "blocks\.\d+" or "encoder|head".
+            Those where it finds the same text are a group, and those where it finds none are one more. By default the
+            parameters of each layer are a group.
     """
 
     inner: ClipRule = Abadi(1.0)
-    groups: tuple[Name, ...] | None = None
-    ratios: tuple[Positive, ...] | None = None
+    groups: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.inner, ByGroup):
             raise ConfigError("ByGroup.inner", self.inner, "expected a rule without groups")
+        try:
+            re.compile(self.groups or "")
+        except re.error as error:
+            raise ConfigError("ByGroup.groups", self.groups, f"expected a regular expression: {error}") from error
 
     @property
     def sensitivity(self) -> Number:
@@ -143,34 +135,27 @@ class ByGroup(Checked):
         """The factor where all parameters are one group."""
         return factors(self.inner, norm)
 
-    def partition(self, layout: Layout) -> Groups:
-        """The groups of the parameters; ConfigError for a pattern without any, or another number of ratios."""
-        names, patterns = [part.name for part in layout], self.groups
-        if patterns is None:
-            keys: list[Any] = [part.layer for part in layout]
-            order = list(dict.fromkeys(keys))
-        else:
-            first = ([number for number, each in enumerate(patterns) if fnmatchcase(name, each)] for name in names)
-            keys = [numbers[0] if numbers else len(patterns) for numbers in first]
-            order = sorted({*range(len(patterns)), *keys})
-            if idle := [pattern for number, pattern in enumerate(patterns) if number not in keys]:
-                raise ConfigError("clip.groups", idle[0], f"no parameter is left for it; there are {', '.join(names)}")
-        ratios = self.ratios or (1.0,) * len(order)
-        if len(ratios) != len(order):
-            raise ConfigError("clip.ratios", list(ratios), f"expected one for each of {len(order)} groups")
-        return Groups(tuple(map(order.index, keys)), tuple(ratio / math.hypot(*ratios) for ratio in ratios))
+    def partition(self, layout: Layout) -> tuple[int, ...]:
+        """The group of each parameter, from 0; ConfigError if the expression is found in no name."""
+        keys = [part.layer for part in layout]
+        if self.groups is not None:
+            keys = [(re.search(self.groups, part.name) or [""])[0] for part in layout]
+            if not any(keys):
+                names = ", ".join(part.name for part in layout)
+                raise ConfigError("clip.groups", self.groups, f"it is in no parameter's name; there are {names}")
+        return tuple(map(list(dict.fromkeys(keys)).index, keys))
 
 
 @dataclass(frozen=True)
 class Bounded:
     """A clip rule as the kernel holds it, and its sensitivity (the largest norm of a clipped gradient), read once.
 
-    With `groups`, it is the rule of each group, see `ByGroup`.
+    With `groups`, the numbers of all parameters' groups, it is the rule in each of them, see `ByGroup`.
     """
 
     rule: ClipRule
     sensitivity: Number
-    groups: Groups | None = None
+    groups: tuple[int, ...] | None = None
 
     def factor(self, norm: Tensor) -> Tensor:
         return factors(self.rule, norm)
@@ -221,26 +206,27 @@ def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
     return factor.to(norm.dtype)
 
 
-ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, PerSample, Normalized, AtBound, Bounded})
+ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, PerSample, Normalized, AtBound, ByGroup, Bounded})
 RULES: dict[str, type[Any]] = {
-    **{"abadi": Abadi, "automatic": Automatic, "normalized": Normalized, "psac": PerSample},
+    "abadi": Abadi,
+    "automatic": Automatic,
     "by_group": ByGroup,
+    "normalized": Normalized,
+    "psac": PerSample,
 }
-"""The kernel's rules by name."""
+"""The kernel's rules by name; the entry points "dpopt.clip_rules" of other distributions name more."""
 
 
 @cache
-def _brought() -> dict[str, EntryPoint]:
-    """The rules that other distributions bring, by name: entry points of the group "dpopt.clip_rules"."""
+def _points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="dpopt.clip_rules") if point.name not in RULES}
 
 
 def clip_name(rule: Any) -> str | None:
     """The name of a rule's class; None for one that has none, and for what is no rule."""
-    kind = type(rule)
-    names = [name for name, each in RULES.items() if each is kind]
-    names += [name for name, point in _brought().items() if point.value == f"{kind.__module__}:{kind.__qualname__}"]
-    return names[0] if names else None
+    # What is not imported yet is not its class, and stays as it is.
+    loaded = {name: point.load() for name, point in _points().items() if point.module in sys.modules}
+    return next((name for name, kind in {**RULES, **loaded}.items() if type(rule) is kind), None)
 
 
 def clip_rule(value: Any, where: str = "clip") -> ClipRule:
@@ -255,18 +241,18 @@ def clip_rule(value: Any, where: str = "clip") -> ClipRule:
         value = {"rule": "abadi", "bound": math.inf if isinstance(value, str) else value}
     if isinstance(value, str):
         value = {"rule": value}
+    names = [*RULES, *_points()]
     if not isinstance(value, Mapping) or "rule" not in value:
-        raise ConfigError(where, value, f"expected a bound, or a rule: {', '.join([*RULES, *_brought()])}")
+        raise ConfigError(where, value, f"expected a bound, or a rule: {', '.join(names)}")
     arguments = dict(value)
     name = arguments.pop("rule")
-    if name not in RULES and name not in _brought():
-        raise unknown(f"{where}.rule", name, [*RULES, *_brought()])
-    kind = RULES[name] if name in RULES else _brought()[name].load()
+    if name not in names:
+        raise unknown(f"{where}.rule", name, names)
+    kind = RULES[name] if name in RULES else _points()[name].load()
     return fields.build(kind, arguments, where, {ClipRule: clip_rule})
 
 
 def clip_spec(rule: ClipRule) -> dict[str, Any]:
     """The plain data that `clip_rule` makes `rule` from."""
     values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {"rule": clip_name(rule)} | {k: clip_spec(v) if isinstance(v, ClipRule) else v for k, v in plain.items()}
+    return {"rule": clip_name(rule)} | {k: clip_spec(v) if isinstance(v, ClipRule) else v for k, v in values.items()}

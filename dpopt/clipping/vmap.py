@@ -18,7 +18,6 @@ from dpopt.clipping.flat import (
     FullPrecision,
     PerExample,
     WeightedPoints,
-    by_parameter,
     free_memory,
     gradient,
     must_be_sanitized,
@@ -112,12 +111,11 @@ def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:
     return vmap(function, in_dims=(None, *[0] * len(rows)), randomness="different")(parts, *rows)
 
 
-def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor | Sequence[Tensor]) -> Vector:
+def _weighted_sum(gradients: list[Tensor], norms: Tensor, each: Sequence[Tensor]) -> Vector:
     if must_be_sanitized(norms):
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
     with FullPrecision(norms.device):
-        each = zip(by_parameter(weights, len(gradients)), gradients, strict=True)
-        return torch.cat([weights @ g for weights, g in each])
+        return torch.cat([weights @ g for weights, g in zip(each, gradients, strict=True)])
 
 
 class LoopEngine(VmapEngine):

@@ -257,7 +257,7 @@ def _number(value: Any, where: str, space: Space) -> Number:
 
 def _rule(value: Any, where: str, space: Space) -> Bounded:
     if type(value) is ByGroup:  # without a layout no gradient is clipped by groups, and the sensitivity is the same
-        groups = value.partition(space.layout) if space.layout else None
+        groups = _groups(value.groups, space.layout) if space.layout else None
         return dataclasses.replace(_rule(value.inner, where, space), groups=groups)
     if type(value) in ELEMENTWISE:
         # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
@@ -276,6 +276,11 @@ def _rule(value: Any, where: str, space: Space) -> Bounded:
 @lru_cache(maxsize=256)
 def _made(kind: type[Any], numbers: tuple[float, ...]) -> Any:
     return kind(*numbers)
+
+
+@lru_cache(maxsize=64)
+def _groups(groups: str | None, layout: Layout) -> tuple[int, ...]:
+    return ByGroup(groups=groups).partition(layout)
 
 
 def _vector(value: Any, where: str, space: Space) -> Vector:
