@@ -24,7 +24,7 @@ outer = outer.figures
 [dpopt.clip_rules]
 outer_halved = outer.method:Halved
 """
-METHOD = '''"""Sign descent, a step of one length for each parameter, and a count of short gradients, a release of its own."""
+METHOD = '''"""Sign descent, steps of one length for each parameter, and a query of its own, which counts."""
 
 from __future__ import annotations
 
