@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -247,8 +247,8 @@ class _Split(Optimizer):
         first, second = (_numbers(optimizer.param_groups[0]) for optimizer, _ in self._inner)
         super().__init__([parameter], {**first, "rest": second})
 
-    def step(self, closure: Any = None) -> None:
-        (group,), parameter = self.param_groups, _parameter(self)
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,), parameter = self.param_groups, cast(Any, _parameter(self))
         kept = self.state[parameter]
         for name, (optimizer, places) in zip(("matrices", "rest"), self._inner, strict=True):
             (inner,) = optimizer.param_groups
