@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from loop import around, cross_entropy
+from loop import around, cast, cross_entropy, gradient, squared
 from torch import Tensor, nn
+from zoo import MODELS
 
 import dpopt
 import dpopt.testing
 from dpopt import registry
 from dpopt.clipping import Abadi, Automatic, ByGroup, Normalized, clip_rule, clip_spec, engine, flat, rules
+from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.rules import AtBound
 from dpopt.errors import ConfigError
 from dpopt.optimizers.dp_sgd import DPSGD
@@ -104,6 +106,21 @@ def test_noise_is_as_much_as_that_of_a_query_for_each_layer():
     plain, grouped, masked = (Task().record(optimizer).releases[0][0].std for optimizer in optimizers)
     assert grouped == pytest.approx(2**0.5 * plain, rel=1e-6)
     assert masked == pytest.approx(grouped, rel=1e-4)  # solved for another ledger
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameters_norm_is_that_of_its_gradients(name):
+    """On them rests the bound of a group; those of a whole model would hide what is wrong with a small parameter."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model, x, y = model.double(), cast(inputs(4), torch.float64), torch.randn(4).double()
+    made = BookkeepingEngine(model, squared)
+    squares = made.per_example([(1.0, made.theta)], x, y).squares
+    rows = torch.stack([gradient(model, squared, made.theta, x[i : i + 1], y[i : i + 1])[1] for i in range(4)])
+    for part, square in zip(made.layout, squares, strict=True):
+        expected = rows[:, part.slice].square().sum(1)
+        found = torch.zeros(4).double() if square is None else square
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12 * float(rows.square().sum()), msg=part.name)
 
 
 def checks_of(optimizer):
