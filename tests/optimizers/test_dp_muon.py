@@ -1,5 +1,8 @@
 """DP-Muon against torch's Muon and Adam, on the releases of a noisy run."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +10,9 @@ from torch import nn
 import dpopt
 from dpopt.optimizers.base import is_matrix
 from dpopt.optimizers.dp_muon import orthogonal
+from dpopt.privacy.oracle import ReplayOracle
 from dpopt.testing.task import Task
-from dpopt.types import laid_out
+from dpopt.types import Release, laid_out
 
 
 @pytest.mark.parametrize("adam", [None, ["2."]], ids=str)
@@ -53,3 +57,13 @@ def test_what_counts_as_a_matrix():
     shapes += [((1, 3), "Linear"), ((4, 1), "Linear"), ((1, 3, 3), "Own"), ((4, 3), "EmbeddingBag")]
     layout = laid_out((f"{number}.weight", *each) for number, each in enumerate(shapes))
     assert [is_matrix(part) for part in layout] == [True, True, *[False] * 7]
+
+
+def test_a_convolutions_kernel_is_a_matrix_of_its_outputs_and_the_rest():
+    optimizer, g = dpopt.create("dp_muon", lr=0.5), torch.randn(48, generator=torch.Generator().manual_seed(0))
+    plan = dataclasses.replace(Task().plan(optimizer, epsilon=math.inf), dimension=48)
+    oracle = ReplayOracle([[Release(g, 0.0)]], plan, layout=laid_out([("0.weight", (4, 3, 2, 2), "Conv2d")]))
+    moved = optimizer.step(optimizer.init(torch.zeros(48)), oracle).theta.view(4, 12)
+    # Singular values of 1 would make a root mean square of 0.2 lr; the iteration leaves them between 0.7 and 1.2.
+    torch.testing.assert_close(moved, -0.5 * 0.2 * 12**0.5 * orthogonal(g.view(4, 12), 5))
+    assert 0.7 <= moved.square().mean().sqrt() / (0.5 * 0.2) <= 1.2
