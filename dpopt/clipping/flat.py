@@ -236,9 +236,8 @@ class FlatModel(ClippingEngine):
         # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         # Nobody else holds them, so that they are gone when the sum is made.
         each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
-        groups = clip.groups if isinstance(clip, Bounded) else None
-        if isinstance(clip, ByGroup):
-            groups = clip.partition(self.layout)
+        own = clip.groups if isinstance(clip, Bounded) else None
+        groups = clip.partition(self.layout) if isinstance(clip, ByGroup) else own
         return Clipped(each.weighted_sum(each.factors(clip, groups, mask)), each.losses, each.norms)
 
     @torch.no_grad()

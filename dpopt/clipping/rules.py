@@ -132,7 +132,6 @@ class ByGroup(Checked):
         return self.inner.sensitivity
 
     def factor(self, norm: Tensor) -> Tensor:
-        """The factor where all parameters are one group."""
         return factors(self.inner, norm)
 
     def partition(self, layout: Layout) -> tuple[int, ...]:
@@ -223,8 +222,7 @@ def _points() -> dict[str, EntryPoint]:
 
 
 def clip_name(rule: Any) -> str | None:
-    """The name of a rule's class; None for one that has none, and for what is no rule."""
-    # What is not imported yet is not its class, and stays as it is.
+    """The name of a rule's class; None for one that has none, and for what is no rule. It imports nothing."""
     loaded = {name: point.load() for name, point in _points().items() if point.module in sys.modules}
     return next((name for name, kind in {**RULES, **loaded}.items() if type(rule) is kind), None)
 

@@ -1,8 +1,7 @@
 """The messages between an isolated optimizer and the oracle, and the one way to read them.
 
 A message is JSON in which each tensor is named where it stands, and the tensors' bytes after it. The optimizer never
-sends code: a query is one of the kernel's kinds, or of an optimizer that dpopt ships, with one of the kernel's clip
-rules, built anew from names and numbers.
+sends code: a query is of a class of the kernel, or of an optimizer in dpopt, and is built anew from names and numbers.
 """
 
 from __future__ import annotations
