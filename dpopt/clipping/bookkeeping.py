@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Dense, Factor, merged, squared_norm
+from dpopt.clipping.factors import Dense, Factor, merged, rounding, squared_norm
 from dpopt.clipping.flat import (
     FlatModel,
     FullPrecision,
@@ -67,7 +67,9 @@ class BookkeepingEngine(FlatModel):
         with self.at(theta):
             return self._output(x)
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         # One forward and one backward pass a point. The factors of a parameter add up to its weighted gradients.
         losses: list[Tensor] = []
         factors: list[list[Factor]] = [[] for _ in self._parameters]
@@ -75,12 +77,19 @@ class BookkeepingEngine(FlatModel):
         for weight, theta in in_turn(points, x.device):
             with self.at(theta):
                 losses.append(self._backward(weight, x, y, factors, precise))
+        if shift is not None:  # every example's gradient has one more term
+            for group, part in zip(factors, self.split(-shift), strict=True):
+                group.append(Dense(part.expand(len(x), *part.shape)))
         factors = [merged(group) for group in factors]
 
         # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
         with precise:
             parts = [None] * len(factors) if scale is None else self.split(scale)
             squares = [squared_norm(g, part) if g else None for g, part in zip(factors, parts, strict=True)]
+            if shift is not None and scale is not None:
+                # The sum is made of each term by itself: where two cancel, norms are taken at the upper end.
+                sizes = [part.square().sum() for part in self.split(scale * shift)]
+                squares = [q + rounding(4 * q + 6 * size) for q, size in zip(squares, sizes, strict=True)]
         used = [square for square in squares if square is not None]
         norms = torch.stack(used).sum(0).sqrt() if used else torch.zeros_like(losses[0])
 

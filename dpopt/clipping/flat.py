@@ -98,7 +98,8 @@ class ClippingEngine(Protocol):
             x, y: one physical batch, shapes [n, ...].
             mask: which rows count, bool [n].
             clip: the clip rule.
-            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
+            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1. In shape [2, d] its second row is a
+                shift a, and what is clipped is s * (sum_k w_k grad f_i(theta_k) - a).
         """
         ...
 
@@ -309,8 +310,9 @@ class FlatModel(ClippingEngine):
 
     def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
         """Losses and gradients of at least one example; arguments as in `clipped`."""
+        scale, shift = (scale, None) if scale is None or scale.dim() == 1 else scale
         with self.running():
-            return self._per_example(points, x, y, scale)
+            return self._per_example(points, x, y, scale, shift)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -359,7 +361,9 @@ class FlatModel(ClippingEngine):
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self._outputs(theta, x), y)
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         raise NotImplementedError
 
 
@@ -410,6 +414,13 @@ def gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Vector:
     """`gradients` as one vector [d], with zeros for a parameter that is not used."""
     pairs = zip(gradients(loss, parameters), parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def scaled(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """Combined gradients [..., d] as they are clipped; `scale` as in `ClippingEngine.clipped`."""
+    if scale is None:
+        return gradient
+    return gradient * scale if scale.dim() == 1 else (gradient - scale[1]) * scale[0]
 
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:

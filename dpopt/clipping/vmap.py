@@ -75,7 +75,9 @@ class VmapEngine(FlatModel):
         next(again)
         return _each(self._example_pull, parts, x, back), losses.detach()
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for weight, theta in in_turn(points, x.device):
@@ -83,6 +85,8 @@ class VmapEngine(FlatModel):
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
+        if shift is not None:
+            combined = [c - a for c, a in zip(combined, shift.split(self._sizes), strict=True)]
         if scale is not None:
             combined = [c * s for c, s in zip(combined, scale.split(self._sizes), strict=True)]
         each = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined])

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
         x, y: inputs as the model takes them and targets, [n, ...].
         mask: which rows count, bool [n].
         norms: L2 norms of the gradients before clipping, shape [n].
-        scale: the factor of each coordinate before clipping, shape [d]; None for 1.
+        scale: as `ClippingEngine.clipped` takes it.
     """
 
     draw: int
@@ -220,11 +220,11 @@ class DataOracle(BaseOracle):
         for part, inputs in enumerate(drawn.inputs):
             x, y, mask = inputs()
             with self._randomness("dropout", drawn.number, part):
-                clipped = self._engine.clipped(points, x, y, mask, clip, query.scale)
+                clipped = self._engine.clipped(points, x, y, mask, clip, query.frame)
             losses.append(clipped.losses)
             drawn.norms.append(clipped.norms)
             if self._watch is not None:
-                self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.scale))
+                self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.frame))
             total = clipped.total if total is None else total.add_(clipped.total)
         for k, place in enumerate(places):
             drawn.evaluated[place] = asked[k][1], [values[k] for values in losses]

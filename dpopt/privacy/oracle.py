@@ -41,8 +41,8 @@ class UnplannedRelease(BudgetSpent):
 class Asking:
     """A batch's queries, each by its short name; a subclass answers `ask`."""
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
-        return self.ask(Gradient(at, clip, scale))
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None, shift: Vector | None = None) -> Release:
+        return self.ask(Gradient(at, clip, scale, shift))
 
     def losses(self, at: Sequence[Vector], bound: Number) -> Release:
         return self.ask(Losses(at, bound))

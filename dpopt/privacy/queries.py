@@ -34,6 +34,7 @@ class Gradient(Query):
     at: Points
     clip: ClipRule
     scale: Vector | None = None
+    shift: Vector | None = None
 
     @property
     def releases(self) -> int:
@@ -47,6 +48,18 @@ class Gradient(Query):
     def points(self) -> list[tuple[Number, Vector]]:
         """Weighted points; a single vector counts with weight one."""
         return [(1.0, self.at)] if isinstance(self.at, Tensor) else list(self.at)
+
+    @property
+    def frame(self) -> Tensor | None:
+        """Scale and shift as a clipping engine takes them."""
+        if self.shift is None:
+            return self.scale
+        return torch.stack([torch.ones_like(self.shift) if self.scale is None else self.scale, self.shift])
+
+    @property
+    def centre(self) -> Vector | None:
+        # Times the expected number of records of a draw, over the expected batch: how many there are is not told.
+        return None if self.shift is None or self.frame is None else self.frame.prod(dim=0)
 
     def contribution(self, record: Record) -> Tensor:
         raise NotImplementedError("the clipping engine sums gradients without making each of them")
@@ -176,7 +189,7 @@ class Asked(NamedTuple):
     follows: str | None
     releases: int
     sensitivity: Number
-    centre: Number | None
+    centre: Number | Vector | None
 
 
 def read(query: Query, space: Space) -> Asked:
@@ -200,7 +213,8 @@ def read(query: Query, space: Space) -> Asked:
     elif not (_LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
         allowed = f"expected {_LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
         raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
-    centre = None if centre is None else space.number(centre, f"{kind}.centre")
+    if centre is not None and type(query) is not Gradient:
+        centre = space.number(centre, f"{kind}.centre")
     asked = Asked(query, kind, query.follows, int(releases), sensitivity, centre)
     if type(query) not in _OWN:  # what is wrong with it shows now, whoever is in the draw
         contributions(asked, torch.ones(len(query.probed), 2, dtype=torch.float64), torch.ones(2))
