@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpopt.clipping import layers
-from dpopt.clipping.factors import Dense, Factor, merged, rounding, squared_norm
+from dpopt.clipping.factors import Dense, Factor, merged, squared_norm
 from dpopt.clipping.flat import (
     FlatModel,
     FullPrecision,
@@ -86,10 +86,6 @@ class BookkeepingEngine(FlatModel):
         with precise:
             parts = [None] * len(factors) if scale is None else self.split(scale)
             squares = [squared_norm(g, part) if g else None for g, part in zip(factors, parts, strict=True)]
-            if shift is not None and scale is not None:
-                # The sum is made of each term by itself: where two cancel, norms are taken at the upper end.
-                sizes = [part.square().sum() for part in self.split(scale * shift)]
-                squares = [q + rounding(4 * q + 6 * size) for q, size in zip(squares, sizes, strict=True)]
         used = [square for square in squares if square is not None]
         norms = torch.stack(used).sum(0).sqrt() if used else torch.zeros_like(losses[0])
 

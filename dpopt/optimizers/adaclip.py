@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,7 +68,7 @@ def spread(variance: Vector) -> Vector:
     return (deviation * deviation.sum()).sqrt_()
 
 
-def shifted(base: Direction, state: State, batch: Batch, clip: ClipRule, bound: Vector, mean: Vector) -> Release:
+def shifted(base: Direction, state: Any, batch: Batch, clip: ClipRule, bound: Vector, mean: Vector) -> Release:
     """The private gradient at the points of `base`, clipped as (g - mean) / bound."""
     release = batch.gradient(base.points(state), clip, 1 / bound, mean)
     return Release(release.value * bound, release.std * bound)

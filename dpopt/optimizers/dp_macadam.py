@@ -5,7 +5,7 @@ adaptive momentum", 2026, arXiv 2606.05435).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,16 +60,16 @@ class DPMacAdam(DPAdam):
         if not self.betas[0]:
             raise ConfigError("DPMacAdam.betas", self.betas, "expected a first decay > 0")
 
-    def init(self, theta: Vector) -> State:
+    def init(self, theta: Vector) -> Any:
         zeros = torch.zeros_like(theta)
         return State(theta, zeros, zeros, scalar(theta), zeros, torch.ones_like(theta))
 
-    def observe(self, state: State, batch: Batch, clip: ClipRule) -> Release:
+    def observe(self, state: Any, batch: Batch, clip: ClipRule) -> Release:
         beta1 = self.betas[0]
         mean = state.m / (1 - beta1**state.t).clamp(min=1 - beta1)  # m_0 is 0
         return shifted(self, state, batch, clip, state.b, mean)
 
-    def direction(self, state: State, gradient: Release) -> tuple[Vector, State]:
+    def direction(self, state: Any, gradient: Release) -> tuple[Vector, Any]:
         direction, state = super().direction(state, gradient)
         beta1, t = self.betas[0], state.t
         s = ema(state.s, (gradient.value - state.m / (1 - beta1**t)).square(), beta1)

@@ -58,6 +58,9 @@ def test_a_record_at_the_shift_contributes_no_more_than_the_sensitivity(name, ru
             shift = gradient * (1 + nudge * torch.randn_like(gradient))
             frame = torch.stack([torch.rand_like(shift) + 0.5, shift])
             assert made.clipped([(1.0, made.theta)], x, y, alone, rule, frame).total.norm() <= 1 + 1e-5
+            # So it is with two points and a scale.
+            points = [(1.0, made.theta), (-1.0, made.theta * (1 + nudge * torch.randn_like(shift)))]
+            assert made.clipped(points, x, y, alone, rule, frame[0]).total.norm() <= 1 + 1e-5
 
 
 class AsManyAsDrawn(DataOracle):
