@@ -159,6 +159,7 @@ def allowed(hint: Any) -> str:
 
 def plain(value: Any) -> str:
     """A value as a YAML file holds it, on one line."""
+    value = dict(value) if isinstance(value, Mapping) else value
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1e9).removesuffix("...\n").strip()
 
 

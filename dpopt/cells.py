@@ -122,6 +122,8 @@ def clipping_bound(cell: Mapping[str, Any]) -> float:
     # A filter has no clip rule; that of the optimizer inside it is the one that counts.
     while rule is None and isinstance(optimizer, Mapping):
         optimizer, rule = optimizer.get("base"), optimizer.get("clip")
+    if isinstance(rule, Mapping) and rule.get("rule") == "by_group":
+        rule = rule["inner"]
     if not isinstance(rule, Mapping) or rule.get("rule") not in ("abadi", "normalized"):
         return math.nan
     return float(rule["bound"])

@@ -179,9 +179,9 @@ def _plain(instance: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    from dpopt.clipping.rules import RULES, clip_spec
+    from dpopt.clipping.rules import clip_name, clip_spec
 
-    if isinstance(value, tuple(RULES.values())):
+    if clip_name(value):
         return clip_spec(value)
     if dataclasses.is_dataclass(value):
         target = f"{type(value).__module__}:{type(value).__qualname__}"

@@ -133,8 +133,8 @@ class Query(ABC):
         """The most that one record moves each of the sums; what it contributes beyond is cut off."""
 
     @property
-    def centre(self) -> Number | None:
-        """A public number that is added to the released means."""
+    def centre(self) -> Number | Vector | None:
+        """A public number that is added to the released means; for a gradient a vector [d]."""
         return None
 
     @property
@@ -153,11 +153,13 @@ class Query(ABC):
 class Batch(Protocol):
     """One Poisson draw, open for queries until its `with` block ends."""
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None, shift: Vector | None = None) -> Release:
         """(sum_i clip(s * sum_k w_k grad f_i(theta_k)) + noise) / expected_batch, shape [d].
 
         The points are combined per example, each coordinate is multiplied by its `scale` s, shape [d] (by default 1),
         and what comes out is clipped once. The release is of the scaled gradient: dividing by s is the caller's.
+        With a `shift` a, shape [d], it is (sum_i clip(s * (sum_k w_k grad f_i(theta_k) - a)) + noise) / expected_batch
+        + s * a: who is not in the draw contributes nothing, so the sensitivity stays that of `clip`.
         """
         ...
 

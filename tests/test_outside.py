@@ -21,11 +21,14 @@ outer_engine = outer.engine:Outer
 outer = outer.suites
 [dpopt.plots]
 outer = outer.figures
+[dpopt.clip_rules]
+outer_halved = outer.method:Halved
 """
-METHOD = '''"""Sign descent that also counts the examples whose gradients are short, by a release of its own."""
+METHOD = '''"""Sign descent, steps of one length for each parameter, and a query of its own, which counts."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,7 +36,7 @@ import torch
 
 from dpopt.clipping.rules import Abadi
 from dpopt.privacy.queries import Gradient
-from dpopt.types import Query, Vector
+from dpopt.types import ClipRule, Query, Vector
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class OuterSign:
-    """theta_{t+1} = theta_t - lr (1 - share) sign(g_t)."""
+    """theta_{t+1} = theta_t - lr (1 - share) sign(g_t) / sqrt(entries of the parameter)."""
 
     lr: float = 0.01
+    clip: ClipRule = Abadi(1.0)
     shares: ClassVar[dict[str, float]] = {"short": 0.01}
     noise_inflation: ClassVar[float] = 1.01
     revision: ClassVar[int] = 1
@@ -86,10 +90,12 @@ class OuterSign:
 
     def step(self, state: State, oracle: Any) -> State:
         with oracle.draw() as batch:
-            gradient = batch.ask(Gradient(state.theta, Halved(1.0)))
+            gradient = batch.ask(Gradient(state.theta, self.clip))
             short = batch.ask(Short())
         share = short.value[0].to(state.theta).clamp(0, 1)
-        return State(state.theta - self.lr * (1 - share) * gradient.value.sign(), share)
+        signs = [part.of(gradient.value).sign() / math.prod(part.shape) ** 0.5 for part in oracle.layout]
+        step = torch.cat([each.flatten() for each in signs])
+        return State(state.theta - self.lr * (1 - share) * step, share)
 '''
 TASK = '''"""Two Gaussians, and a metric of its own."""
 
@@ -172,7 +178,7 @@ SUITE = """
 defaults: [suite, _self_]
 workloads: [outer_task]
 optimizers: [outer_sign]
-settings: {outer_sign: {tuning: fixed}}
+settings: {outer_sign: {tuning: fixed, fields: {clip: {rule: by_group, inner: outer_halved}}}}
 epsilon: 3
 accountant: rdp
 seeds: 0
@@ -246,6 +252,8 @@ def test_everything_that_can_be_added_is(outside):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = (outside / "here").glob("results/runs/*/*/run.json")
+    assert '"inner":{"bound":1.0,"rule":"outer_halved"}' in "".join(row.read_text().split())
     listed, ran, table, plotted, verified = done.stdout.split(MARK)[:-1]
     assert "local folder only, by outer" in listed
     assert ran.count("outer engine starts 1") == 1

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpopt.clipping.flat import Clipped, ClippingEngine, Delegate, WeightedPoints, clip_factors
+from dpopt.clipping.flat import Clipped, ClippingEngine, Delegate, WeightedPoints, clip_factors, scaled
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.calibration import trace
@@ -69,7 +69,7 @@ class Prescribed(ClippingEngine):
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Clipped:
         # In float64, as the worst record's numbers are beyond float32.
-        gradients = x if scale is None else x * scale
+        gradients = scaled(x, scale)
         norms = torch.linalg.vector_norm(gradients, dim=1)
         total = (clip_factors(clip, norms, mask) @ gradients).to(points[0][1].dtype)
         return Clipped(total, self.losses([theta for _, theta in points], x, y, mask), norms)

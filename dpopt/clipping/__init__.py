@@ -12,7 +12,7 @@ from dpopt.clipping.flat import AsWritten, Clipped, ClippingEngine, Delegate, Fl
 from dpopt.clipping.layers import refuse_unsafe, replacements
 from dpopt.clipping.losses import Loss, by_record, check_loss
 from dpopt.clipping.mixing import Unsupported
-from dpopt.clipping.rules import RULES, Abadi, Automatic, Normalized, clip_rule, clip_spec
+from dpopt.clipping.rules import RULES, Abadi, Automatic, ByGroup, Normalized, clip_rule, clip_spec
 from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError, unknown
@@ -22,6 +22,7 @@ __all__ = [
     "RULES",
     "Abadi",
     "Automatic",
+    "ByGroup",
     "Clipped",
     "ClippingEngine",
     "Loss",

@@ -67,7 +67,9 @@ class BookkeepingEngine(FlatModel):
         with self.at(theta):
             return self._output(x)
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         # One forward and one backward pass a point. The factors of a parameter add up to its weighted gradients.
         losses: list[Tensor] = []
         factors: list[list[Factor]] = [[] for _ in self._parameters]
@@ -75,19 +77,23 @@ class BookkeepingEngine(FlatModel):
         for weight, theta in in_turn(points, x.device):
             with self.at(theta):
                 losses.append(self._backward(weight, x, y, factors, precise))
+        if shift is not None:  # every example's gradient has one more term
+            for group, part in zip(factors, self.split(-shift), strict=True):
+                group.append(Dense(part.expand(len(x), *part.shape)))
         factors = [merged(group) for group in factors]
 
         # The squared norm over all parameters is the sum of theirs; a parameter that nothing uses has none.
         with precise:
             parts = [None] * len(factors) if scale is None else self.split(scale)
-            squares = [squared_norm(group, part) for group, part in zip(factors, parts, strict=True) if group]
-        norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros_like(losses[0])
+            squares = [squared_norm(g, part) if g else None for g, part in zip(factors, parts, strict=True)]
+        used = [square for square in squares if square is not None]
+        norms = torch.stack(used).sum(0).sqrt() if used else torch.zeros_like(losses[0])
 
-        def weighted_sum(weights: Tensor) -> Vector:
+        def weighted_sum(each: Sequence[Tensor]) -> Vector:
             keep = norms.isfinite() if must_be_sanitized(norms) else None
-            total = torch.empty(self.dimension, dtype=weights.dtype, device=weights.device)
+            total = torch.empty(self.dimension, dtype=norms.dtype, device=norms.device)
             with precise:
-                for group, out in zip(factors, self.split(total), strict=True):
+                for group, weights, out in zip(factors, each, self.split(total), strict=True):
                     for position, factor in enumerate(group):
                         # One at a time: copies of all factors together would double the memory of a step.
                         clean = factor if keep is None else factor.sanitized(keep)
@@ -96,7 +102,7 @@ class BookkeepingEngine(FlatModel):
                         out.zero_()
             return total if scale is None else total.mul_(scale)
 
-        return PerExample(torch.stack(losses), norms, weighted_sum)
+        return PerExample(torch.stack(losses), norms, squares, weighted_sum)
 
     def _backward(
         self, weight: Number, x: Tensor, y: Tensor, factors: list[list[Factor]], precise: FullPrecision

@@ -142,9 +142,18 @@ def _scaled_squared_norm(factors: Sequence[Factor], scale: Tensor) -> Tensor:
         square = scale.square().add_(least)
         return ((left @ (square.T if first.is_transposed else square)).add_(left.shape[1] * least) * right).sum(1)
     # A product by elements is none of the Gram matrices', so gradients are made, a block at a time.
-    parts = blocks(first.examples, scale.numel(), scale.device)
-    materialised = (reduce(torch.add, [factor.dense(part) for factor in factors]) for part in parts)
-    return torch.cat([_vecnorm(gradients * scale.flatten()).square() for gradients in materialised])
+    squares, sizes = [], []
+    for part in blocks(first.examples, scale.numel(), scale.device):
+        each = [factor.dense(part) for factor in factors]
+        squares.append(_vecnorm(reduce(torch.add, each) * scale.flatten()).square())
+        if len(each) > 1:
+            sizes.append(sum(_vecnorm(gradients * scale.flatten()).square() for gradients in each))
+    total = torch.cat(squares)
+    if not sizes:
+        return total
+    # The weighted sum is made of each factor by itself, so where they cancel it is rounded in another way.
+    error = len(factors) * rounding(torch.cat(sizes))
+    return torch.where(error < _NEGLIGIBLE * total, total, total + error)
 
 
 def _inner(a: Factor, b: Factor) -> Tensor:

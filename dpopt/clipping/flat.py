@@ -19,7 +19,7 @@ from torch.func import functional_call
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
-from dpopt.clipping.rules import factors
+from dpopt.clipping.rules import Bounded, ByGroup, factors
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
 _COMPARED = 3
@@ -98,7 +98,8 @@ class ClippingEngine(Protocol):
             x, y: one physical batch, shapes [n, ...].
             mask: which rows count, bool [n].
             clip: the clip rule.
-            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1.
+            scale: the factor s >= 0 of each coordinate, shape [d]; by default 1. In shape [2, d] its second row is a
+                shift a, and what is clipped is s * (sum_k w_k grad f_i(theta_k) - a).
         """
         ...
 
@@ -129,11 +130,28 @@ class Delegate(ClippingEngine):
 
 @dataclass(frozen=True)
 class PerExample:
-    """Losses [k, n] and norms [n] as in `Clipped`, and weights [n] -> sum_i weights_i gradient_i, to be called once."""
+    """Losses [k, n] and norms [n] as in `Clipped`, and each parameter's squared norms, [n]; None if it is unused.
+
+    `weighted_sum` takes weights [n] for each parameter to sum_i weights_i gradient_i, and is to be called once.
+    """
 
     losses: Tensor
     norms: Tensor
-    weighted_sum: Callable[[Tensor], Vector]
+    squares: Sequence[Tensor | None]
+    weighted_sum: Callable[[Sequence[Tensor]], Vector]
+
+    def factors(self, clip: ClipRule, groups: Sequence[int] | None, mask: Tensor) -> list[Tensor]:
+        """The factor of each example's gradient, shape [n], for each parameter; see `clip_factors`."""
+        if groups is None:
+            return [clip_factors(clip, self.norms, mask)] * len(self.squares)
+        mask, least = mask & self.norms.isfinite(), _limits(self.norms.dtype)[1]
+        squares = self.norms.new_zeros(max(groups) + 1, len(self.norms))
+        for number, square in zip(groups, self.squares, strict=True):
+            squares[number] += 0 if square is None else square
+        # The rule sees g_k / s, of which it leaves the sensitivity S at most, so that s S is left of g_k.
+        norms = squares.sqrt().clamp(min=least) * len(squares) ** 0.5
+        each = [clip_factors(clip, norm, mask) for norm in norms]
+        return [each[number] for number in groups]
 
 
 class FlatModel(ClippingEngine):
@@ -219,8 +237,9 @@ class FlatModel(ClippingEngine):
         # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
         # Nobody else holds them, so that they are gone when the sum is made.
         each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
-        weights = clip_factors(clip, each.norms, mask)
-        return Clipped(each.weighted_sum(weights), each.losses, each.norms)
+        own = clip.groups if isinstance(clip, Bounded) else None
+        groups = clip.partition(self.layout) if isinstance(clip, ByGroup) else own
+        return Clipped(each.weighted_sum(each.factors(clip, groups, mask)), each.losses, each.norms)
 
     @torch.no_grad()
     def examine(self, x: Tensor, y: Tensor) -> None:
@@ -257,7 +276,7 @@ class FlatModel(ClippingEngine):
         norms = alone.norm(dim=1)
         is_finite = norms.isfinite()  # the others contribute nothing
         weights = is_finite.to(norms)
-        off = ours.weighted_sum(weights) - weights @ torch.where(is_finite[:, None], alone, 0.0)
+        off = ours.weighted_sum([weights] * len(self._sizes)) - weights @ torch.where(is_finite[:, None], alone, 0.0)
         # Norms that are sums of large terms are rounded up, and say how far such sums may be off.
         slack = 16 * torch.finfo(norms.dtype).eps
         if not bool((norms - ours.norms <= _GROSS * norms + slack)[is_finite].all()):
@@ -291,8 +310,9 @@ class FlatModel(ClippingEngine):
 
     def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
         """Losses and gradients of at least one example; arguments as in `clipped`."""
+        scale, shift = (scale, None) if scale is None or scale.dim() == 1 else scale
         with self.running():
-            return self._per_example(points, x, y, scale)
+            return self._per_example(points, x, y, scale, shift)
 
     @contextmanager
     def exact(self) -> Iterator[None]:
@@ -341,7 +361,9 @@ class FlatModel(ClippingEngine):
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self._outputs(theta, x), y)
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         raise NotImplementedError
 
 
@@ -392,6 +414,13 @@ def gradient(loss: Tensor, parameters: Sequence[Tensor]) -> Vector:
     """`gradients` as one vector [d], with zeros for a parameter that is not used."""
     pairs = zip(gradients(loss, parameters), parameters, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def scaled(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """Combined gradients [..., d] as they are clipped; `scale` as in `ClippingEngine.clipped`."""
+    if scale is None:
+        return gradient
+    return gradient * scale if scale.dim() == 1 else (gradient - scale[1]) * scale[0]
 
 
 def clip_factors(clip: ClipRule, norm: Tensor, mask: Tensor) -> Tensor:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -15,7 +19,7 @@ from torch.func import vmap
 from dpopt import fields
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Bound, Checked, Positive
-from dpopt.types import ClipRule, Number
+from dpopt.types import ClipRule, Layout, Number
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,60 @@ class AtBound:
 
 
 @dataclass(frozen=True)
+class ByGroup(Checked):
+    r"""Each of K groups of parameters is clipped by its own norm: g_k -> s rule(g_k / s) with s = 1/sqrt(K).
+
+    Abadi's rule of bound C so clips each at C_k = s C. A record moves the sum by sqrt(sum_k C_k^2) = C at most, so the
+    sensitivity is that of the rule inside, and all groups get the noise that it asks for. Per-layer clipping of McMahan
+    et al. 2018 (ICLR, "Learning differentially private recurrent language models").
+
+    Args:
+        inner: the rule of every group.
+        groups: a regular expression, searched for in each parameter's name, such as "blocks\.\d+" or "encoder|head".
+            Those where it finds the same text are a group, and those where it finds none are one more. By default the
+            parameters of each layer are a group.
+    """
+
+    inner: ClipRule = Abadi(1.0)
+    groups: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.inner, ByGroup):
+            raise ConfigError("ByGroup.inner", self.inner, "expected a rule without groups")
+        try:
+            re.compile(self.groups or "")
+        except re.error as error:
+            raise ConfigError("ByGroup.groups", self.groups, f"expected a regular expression: {error}") from error
+
+    @property
+    def sensitivity(self) -> Number:
+        return self.inner.sensitivity
+
+    def factor(self, norm: Tensor) -> Tensor:
+        return factors(self.inner, norm)
+
+    def partition(self, layout: Layout) -> tuple[int, ...]:
+        """The group of each parameter, from 0; ConfigError if the expression is found in no name."""
+        keys = [part.layer for part in layout]
+        if self.groups is not None:
+            keys = [(re.search(self.groups, part.name) or [""])[0] for part in layout]
+            if not any(keys):
+                names = ", ".join(part.name for part in layout)
+                raise ConfigError("clip.groups", self.groups, f"it is in no parameter's name; there are {names}")
+        return tuple(map(list(dict.fromkeys(keys)).index, keys))
+
+
+@dataclass(frozen=True)
 class Bounded:
-    """A clip rule as the kernel holds it, and its sensitivity (the largest norm of a clipped gradient), read once."""
+    """A clip rule as the kernel holds it, and its sensitivity (the largest norm of a clipped gradient), read once.
+
+    With `groups`, the numbers of all parameters' groups, it is the rule in each of them, see `ByGroup`.
+    """
 
     rule: ClipRule
     sensitivity: Number
+    groups: tuple[int, ...] | None = None
 
     def factor(self, norm: Tensor) -> Tensor:
         return factors(self.rule, norm)
@@ -152,8 +205,26 @@ def _one_by_one(rule: ClipRule, norm: Tensor) -> Tensor:
     return factor.to(norm.dtype)
 
 
-ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, PerSample, Normalized, AtBound, Bounded})
-RULES: dict[str, type[Any]] = {"abadi": Abadi, "automatic": Automatic, "normalized": Normalized, "psac": PerSample}
+ELEMENTWISE: frozenset[type[Any]] = frozenset({Abadi, Automatic, PerSample, Normalized, AtBound, ByGroup, Bounded})
+RULES: dict[str, type[Any]] = {
+    "abadi": Abadi,
+    "automatic": Automatic,
+    "by_group": ByGroup,
+    "normalized": Normalized,
+    "psac": PerSample,
+}
+"""The kernel's rules by name; the entry points "dpopt.clip_rules" of other distributions name more."""
+
+
+@cache
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="dpopt.clip_rules") if point.name not in RULES}
+
+
+def clip_name(rule: Any) -> str | None:
+    """The name of a rule's class; None for one that has none, and for what is no rule. It imports nothing."""
+    loaded = {name: point.load() for name, point in _points().items() if point.module in sys.modules}
+    return next((name for name, kind in {**RULES, **loaded}.items() if type(rule) is kind), None)
 
 
 def clip_rule(value: Any, where: str = "clip") -> ClipRule:
@@ -162,22 +233,24 @@ def clip_rule(value: Any, where: str = "clip") -> ClipRule:
     Raises:
         ConfigError: an unknown rule or field, or a bound out of range.
     """
-    if isinstance(value, tuple(RULES.values())):
+    if clip_name(value):
         return value
     if (isinstance(value, int | float) and not isinstance(value, bool)) or value in ("inf", ".inf"):
         value = {"rule": "abadi", "bound": math.inf if isinstance(value, str) else value}
     if isinstance(value, str):
         value = {"rule": value}
+    names = [*RULES, *_points()]
     if not isinstance(value, Mapping) or "rule" not in value:
-        raise ConfigError(where, value, f"expected a bound, or a rule: {', '.join(RULES)}")
+        raise ConfigError(where, value, f"expected a bound, or a rule: {', '.join(names)}")
     arguments = dict(value)
     name = arguments.pop("rule")
-    if name not in RULES:
-        raise unknown(f"{where}.rule", name, RULES)
-    return fields.build(RULES[name], arguments, where)
+    if name not in names:
+        raise unknown(f"{where}.rule", name, names)
+    kind = RULES[name] if name in RULES else _points()[name].load()
+    return fields.build(kind, arguments, where, {ClipRule: clip_rule})
 
 
 def clip_spec(rule: ClipRule) -> dict[str, Any]:
     """The plain data that `clip_rule` makes `rule` from."""
-    name = next(name for name, kind in RULES.items() if type(rule) is kind)
-    return {"rule": name, **dataclasses.asdict(rule)}  # type: ignore[call-overload]
+    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
+    return {"rule": clip_name(rule)} | {k: clip_spec(v) if isinstance(v, ClipRule) else v for k, v in values.items()}

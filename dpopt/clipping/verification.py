@@ -152,7 +152,7 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     _must_agree("losses", together.losses[0], alone, tolerance)
     _must_agree("losses", losses, alone, tolerance)
     _must_agree("gradient norms", together.norms, gradients.norm(dim=1), tolerance)
-    parts = engine.split(together.weighted_sum(weights)), engine.split(expected)
+    parts = engine.split(together.weighted_sum([weights] * len(engine.trained))), engine.split(expected)
     for name, part, truth in zip(engine.trained, *parts, strict=True):
         _must_agree(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
     return tolerance, bool(expected.any())

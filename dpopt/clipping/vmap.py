@@ -75,7 +75,9 @@ class VmapEngine(FlatModel):
         next(again)
         return _each(self._example_pull, parts, x, back), losses.detach()
 
-    def _per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None) -> PerExample:
+    def _per_example(
+        self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
+    ) -> PerExample:
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for weight, theta in in_turn(points, x.device):
@@ -83,10 +85,13 @@ class VmapEngine(FlatModel):
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
+        if shift is not None:
+            combined = [c - a for c, a in zip(combined, shift.split(self._sizes), strict=True)]
         if scale is not None:
             combined = [c * s for c, s in zip(combined, scale.split(self._sizes), strict=True)]
-        norms = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined]).norm(dim=0)
-        return PerExample(torch.stack(losses), norms, partial(_weighted_sum, combined, norms))
+        each = torch.stack([torch.linalg.vector_norm(c, dim=1) for c in combined])
+        norms = each.norm(dim=0)
+        return PerExample(torch.stack(losses), norms, list(each.square()), partial(_weighted_sum, combined, norms))
 
     @torch.no_grad()
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
@@ -110,11 +115,11 @@ def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:
     return vmap(function, in_dims=(None, *[0] * len(rows)), randomness="different")(parts, *rows)
 
 
-def _weighted_sum(gradients: list[Tensor], norms: Tensor, weights: Tensor) -> Vector:
+def _weighted_sum(gradients: list[Tensor], norms: Tensor, each: Sequence[Tensor]) -> Vector:
     if must_be_sanitized(norms):
         gradients[:] = [torch.where(norms.isfinite()[:, None], g, 0.0) for g in gradients]
     with FullPrecision(norms.device):
-        return torch.cat([weights @ g for g in gradients])
+        return torch.cat([weights @ g for weights, g in zip(each, gradients, strict=True)])
 
 
 class LoopEngine(VmapEngine):

@@ -21,7 +21,7 @@ from dpopt import fields
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError
 from dpopt.fields import Positive
-from dpopt.types import Batch, ClipRule, Oracle, Release, Vector
+from dpopt.types import Batch, ClipRule, Oracle, Part, Release, Vector
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,12 @@ def scalar(like: Tensor, value: float | Tensor = 0.0) -> Tensor:
 def scalars(like: Tensor, values: Iterable[float | Tensor]) -> Tensor:
     """Float64 numbers on `like`'s device, shape [k]; `new_tensor` would copy them there, and wait for it."""
     return torch.stack([scalar(like, value) for value in values])
+
+
+def is_matrix(part: Part) -> bool:
+    """True for two rows and columns or more, where a convolution's kernel is [out, rest]; not for embeddings."""
+    rows, *rest = part.shape or (1,)
+    return min(rows, math.prod(rest)) > 1 and not part.module.startswith("Embedding")
 
 
 def expected_epoch(draws: float, rate: float) -> int:

@@ -60,8 +60,7 @@ class DPZero(Configured):
         theta_{t+1} = theta_t - lr r_t u_t
 
     u_t is public, and the one number r_t is all that is released: its noise does not grow with d. But one direction
-    tells little of d, so that the method wants many draws. One draw and two forward passes a step. With `isolate` it is
-    refused, as its query is none of the kernel's.
+    tells little of d, so that the method wants many draws. One draw and two forward passes a step.
 
     Args:
         lr: step size.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Arguments, NonNegative, Positive
+from dpopt.fields import Arguments, NonNegative, Positive, later
 from dpopt.optimizers._installed import EXTRAS, NotInstalled, hint, require
-from dpopt.optimizers.base import Configured, scalar
-from dpopt.types import ClipRule, Oracle, Vector
+from dpopt.optimizers.base import Configured, is_matrix, scalar
+from dpopt.types import ClipRule, Layout, Oracle, Vector, laid_out
 
 
 class State(NamedTuple):
@@ -64,16 +64,21 @@ class TorchOptim(Configured):
         averaging: gamma of polynomial-decay averaging (Shamir and Zhang, ICML 2013), 8 in DoG's paper; part of the
             method, where `average` of `fit` and of a suite's row goes around any optimizer (see `Averaged`).
         step_size: key of its parameter group that holds the step size to report.
+        rest: import path of a second class. Where it is given, each parameter is handed over by itself: matrices to
+            `optimizer` (the kernel of a convolution as [out, rest], embeddings not), all others to this one. So Muon is
+            `optimizer: torch.optim.Muon, rest: torch.optim.AdamW`.
+        rest_arguments: of its constructor; its `lr` is the first one's unless it is among them.
 
     The wrapped object is made anew for each step, from the tensors of the state: whatever it keeps between steps has to
-    be a tensor or a number in its `state_dict`, of one structure from the first step on. All parameters are one vector,
-    so a method with a rule for each layer (LDoG, LAMB) sees a single layer. On a GPU a step waits for the device where
+    be a tensor or a number in its `state_dict`, of one structure from the first step on. Without `rest` all parameters
+    are one vector, so a method with a rule for each layer (LDoG, LAMB) sees a single layer; with it, a tensor that is
+    kept for a parameter has to be of its shape, or the same number for all. On a GPU a step waits for the device where
     the wrapped optimizer reads a value: twice in Prodigy and D-Adaptation, five times in DoG, and not in torch.optim's
     Adam, AdamW and SGD nor in schedule-free ones.
 
     Raises:
         ConfigError: when it is made: the class cannot be imported, is no optimizer, refuses the arguments, needs more
-            than a gradient (a closure, matrices, ...), or keeps something else between steps.
+            than a gradient (a closure; matrices, without `rest`), or keeps something else between steps.
     """
 
     conformance_exceptions: ClassVar[Mapping[str, str]] = {
@@ -86,9 +91,12 @@ class TorchOptim(Configured):
     arguments: Arguments = Arguments()
     averaging: NonNegative | None = None
     step_size: str = "lr"
+    rest: str = later("")
+    rest_arguments: Arguments = later(Arguments())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", Arguments(self.arguments, "TorchOptim.arguments"))
+        for name in ("arguments", "rest_arguments"):
+            object.__setattr__(self, name, Arguments(getattr(self, name), f"TorchOptim.{name}"))
         super().__post_init__()
         _layout(self)
 
@@ -112,7 +120,7 @@ class TorchOptim(Configured):
         if gradient.is_meta:
             # Calibration wants to know what is released. That is this one query: the wrapped optimizer has no oracle.
             return state
-        wrapped = self.wrap(state.point)
+        wrapped = self.wrap(state.point, oracle.layout)
         if state.begun:
             _layout(self).load(wrapped, (state.numbers.tolist(), state.tensors))
         kept = _layout(self).read(_advanced(wrapped, gradient))
@@ -128,10 +136,14 @@ class TorchOptim(Configured):
         theta = self._averaged(state.theta, evaluated, oracle)
         return State(theta, point, eta, torch.ones_like(state.begun), state.numbers.new_tensor(numbers), tensors)
 
-    def wrap(self, point: Vector) -> Optimizer:
-        """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]."""
+    def wrap(self, point: Vector, layout: Layout = ()) -> Optimizer:
+        """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]; see `_Split`."""
+        parameter = nn.Parameter(point.clone())
+        make = partial(_class(self.optimizer), lr=self.lr, **self.arguments)
         with redirect_stdout(None):  # some print when they are made, which is before every step
-            return _class(self.optimizer)([nn.Parameter(point.clone())], lr=self.lr, **self.arguments)
+            if not self.rest:
+                return make([parameter])
+            return _Split(parameter, layout, make, partial(_class(self.rest), **{"lr": self.lr, **self.rest_arguments}))
 
     def _averaged(self, average: Vector, point: Vector, oracle: Oracle) -> Vector:
         if self.averaging is None:
@@ -182,18 +194,20 @@ class _Layout:
 @lru_cache
 def _layout(configuration: TorchOptim) -> _Layout:
     """The layout of what its optimizer keeps, by two steps on two parameters; raises as `TorchOptim`."""
-    path, point = configuration.optimizer, torch.ones(2)
+    path, parts = configuration.optimizer, [("0.weight", (2, 3), "Linear"), ("0.bias", (2,), "Linear")]
+    layout, point = (laid_out(parts), torch.ones(8)) if configuration.rest else ((), torch.ones(2))
     _class(path)
     try:
-        first, second = configuration.wrap(point), configuration.wrap(point)
+        first, second = configuration.wrap(point, layout), configuration.wrap(point, layout)
     except Exception as error:
         values = {"lr": configuration.lr, **configuration.arguments}
-        raise ConfigError("TorchOptim.arguments", values, f"{path} refuses them: {error}") from error
+        how = "" if configuration.rest or "2D" not in str(error) else "; with `rest` it is given matrices alone"
+        raise ConfigError("TorchOptim.arguments", values, f"{path} refuses them: {error}{how}") from error
     try:
         leaves, structure = pytree.tree_flatten(_advanced(first, point).state_dict())
-        layout = _Layout(tuple(leaves), structure)
-        layout.load(second, _require(layout.read(first), path))
-        _require(layout.read(_advanced(second, point)), path)
+        made = _Layout(tuple(leaves), structure)
+        made.load(second, _require(made.read(first), path))
+        _require(made.read(_advanced(second, point)), path)
     except ConfigError:
         raise
     except Exception as error:
@@ -201,7 +215,7 @@ def _layout(configuration: TorchOptim) -> _Layout:
     sizes = [key for key, value in first.param_groups[0].items() if key != "params" and _is_scalar(value)]
     if configuration.step_size not in sizes:
         raise unknown("TorchOptim.step_size", configuration.step_size, sizes)
-    return layout
+    return made
 
 
 def _require(kept: _Kept | None, path: str) -> _Kept:
@@ -210,6 +224,60 @@ def _require(kept: _Kept | None, path: str) -> _Kept:
             "TorchOptim.optimizer", path, "expected tensors and numbers of one structure in its state_dict"
         )
     return kept
+
+
+class _Split(Optimizer):
+    """Two optimizers as one over a vector: the first for the matrices in it, the second for the rest.
+
+    What they keep for a parameter lies in a vector as the parameter does.
+
+    Args:
+        make, make_rest: parameters -> the optimizer. Each gets one more, without entries, so that what it keeps does
+            not depend on the layout, which the state before the first step does not know.
+    """
+
+    def __init__(self, parameter: nn.Parameter, layout: Layout, make: Any, make_rest: Any) -> None:
+        self._inner: list[tuple[Optimizer, list[slice]]] = []
+        for is_rest, of in enumerate((make, make_rest)):
+            parts = [part for part in layout if is_matrix(part) != is_rest]
+            # Views: what is done to them is done to the vector. No part is a number, which would look like a count.
+            views = [parameter.data[part.slice].view(-1 if is_rest else (part.shape[0], -1)) for part in parts]
+            views.append(parameter.data[:0].view(0 if is_rest else (0, 1)))
+            self._inner.append((of(list(map(nn.Parameter, views))), [*(part.slice for part in parts), slice(0)]))
+        first, second = (_numbers(optimizer.param_groups[0]) for optimizer, _ in self._inner)
+        super().__init__([parameter], {**first, "rest": second})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,), parameter = self.param_groups, cast(Any, _parameter(self))
+        kept = self.state[parameter]
+        for name, (optimizer, places) in zip(("matrices", "rest"), self._inner, strict=True):
+            (inner,) = optimizer.param_groups
+            inner.update(group["rest"] if name == "rest" else {k: v for k, v in _numbers(group).items() if k != "rest"})
+            for p, place in zip(inner["params"], places, strict=True):
+                p.grad = parameter.grad[place].view_as(p)
+                for key, value in kept.get(name, {}).items():
+                    if isinstance(value, Tensor):  # a number is one for each, as a step may change it in place
+                        value = value[place].view_as(p) if value.dim() else value.clone()
+                    optimizer.state[p][key] = value
+            optimizer.step()
+            states = [(p.shape, optimizer.state[p]) for p in inner["params"]]
+            kept[name] = {key: self._packed(key, states, places) for key in states[0][1]}
+            group.update(_numbers(inner) if name == "matrices" else {"rest": _numbers(inner)})
+
+    def _packed(self, key: str, states: list[tuple[torch.Size, dict[str, Any]]], places: list[slice]) -> Any:
+        values = [state[key] for _, state in states]
+        if any(getattr(state[key], "shape", None) != shape for shape, state in states):
+            if any(torch.as_tensor(value).dim() or value != values[0] for value in values):
+                raise ValueError(f"its {key!r} is neither of a parameter's shape nor one number for all")
+            return values[0]
+        vector = torch.zeros_like(_parameter(self), dtype=values[0].dtype)
+        for value, place in zip(values, places, strict=True):
+            vector[place] = value.flatten()
+        return vector
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _class(path: str) -> Callable[..., Optimizer]:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dpopt.clipping.flat import ClippingEngine
-from dpopt.clipping.rules import Bounded
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
 from dpopt.privacy.distributed import ALONE, Processes, digest
@@ -41,7 +40,7 @@ class Seen(NamedTuple):
         x, y: inputs as the model takes them and targets, [n, ...].
         mask: which rows count, bool [n].
         norms: L2 norms of the gradients before clipping, shape [n].
-        scale: the factor of each coordinate before clipping, shape [d]; None for 1.
+        scale: as `ClippingEngine.clipped` takes it.
     """
 
     draw: int
@@ -128,14 +127,13 @@ class DataOracle(BaseOracle):
     ) -> None:
         self._device = device or x.device
         super().__init__(
-            space=Space(plan.dimension, engine.theta.dtype, self._device),
+            space=Space(plan.dimension, engine.theta.dtype, self._device, layout=engine.layout),
             rate=plan.rate,
             expected_batch=plan.rate * (len(x) if examples is None else examples),
             draws=plan.draws,
             noise=plan.noise,
             planned=plan.ledger,
             ledger=ledger,
-            layout=engine.layout,
         )
         with processes.together() as settle:
             if engine.dimension != plan.dimension:
@@ -214,7 +212,7 @@ class DataOracle(BaseOracle):
 
     def _clipped(self, query: Gradient, sensitivity: Number, drawn: _Drawn) -> Vector:
         rule: Any = query.clip  # as `queries.read` leaves it, `Bounded`
-        clip, asked = Bounded(rule.rule, sensitivity), query.points
+        clip, asked = replace(rule, sensitivity=sensitivity), query.points
         places = [_place(theta) for _, theta in asked] if len(self.noise) > 1 else []
         # The engine copies the points of each call; all calls are to see the same ones.
         points = asked if len(drawn.inputs) == 1 else [(weight, theta.clone()) for weight, theta in asked]
@@ -222,11 +220,11 @@ class DataOracle(BaseOracle):
         for part, inputs in enumerate(drawn.inputs):
             x, y, mask = inputs()
             with self._randomness("dropout", drawn.number, part):
-                clipped = self._engine.clipped(points, x, y, mask, clip, query.scale)
+                clipped = self._engine.clipped(points, x, y, mask, clip, query.frame)
             losses.append(clipped.losses)
             drawn.norms.append(clipped.norms)
             if self._watch is not None:
-                self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.scale))
+                self._watch(Seen(drawn.number, points, x, y, mask, clipped.norms, query.frame))
             total = clipped.total if total is None else total.add_(clipped.total)
         for k, place in enumerate(places):
             drawn.evaluated[place] = asked[k][1], [values[k] for values in losses]

@@ -41,8 +41,8 @@ class UnplannedRelease(BudgetSpent):
 class Asking:
     """A batch's queries, each by its short name; a subclass answers `ask`."""
 
-    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None) -> Release:
-        return self.ask(Gradient(at, clip, scale))
+    def gradient(self, at: Points, clip: ClipRule, scale: Vector | None = None, shift: Vector | None = None) -> Release:
+        return self.ask(Gradient(at, clip, scale, shift))
 
     def losses(self, at: Sequence[Vector], bound: Number) -> Release:
         return self.ask(Losses(at, bound))
@@ -145,7 +145,7 @@ class BaseOracle(_Single):
 
     Attributes:
         dimension, rate, expected_batch, draws_total, draws_left: see `Oracle`.
-        layout: see `Oracle`; by default `whole`.
+        layout: see `Oracle`; by default that of `space`, or `whole`.
         noise: noise multiplier of each kind of release.
         ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
@@ -164,7 +164,7 @@ class BaseOracle(_Single):
         layout: Layout | None = None,
     ) -> None:
         self.space, self.dimension = space, space.dimension
-        self.layout = layout or whole(space.dimension)
+        self.layout = layout or space.layout or whole(space.dimension)
         self.rate = rate
         self.expected_batch = expected_batch
         self.draws_total = draws

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dpopt.clipping.rules import ELEMENTWISE, Bounded, Veiled, check_alone
+from dpopt.clipping.rules import ELEMENTWISE, Bounded, ByGroup, Veiled, check_alone
 from dpopt.errors import ConfigError
-from dpopt.types import ClipRule, Number, Points, Query, Record, Vector
+from dpopt.types import ClipRule, Layout, Number, Points, Query, Record, Vector
 
 _LEAST, LARGEST = 1e-30, 1e30
 """The range of a sensitivity: float32 rounds the noise of a smaller one to nothing, of a larger one to infinity."""
@@ -34,6 +34,7 @@ class Gradient(Query):
     at: Points
     clip: ClipRule
     scale: Vector | None = None
+    shift: Vector | None = None
 
     @property
     def releases(self) -> int:
@@ -47,6 +48,18 @@ class Gradient(Query):
     def points(self) -> list[tuple[Number, Vector]]:
         """Weighted points; a single vector counts with weight one."""
         return [(1.0, self.at)] if isinstance(self.at, Tensor) else list(self.at)
+
+    @property
+    def frame(self) -> Tensor | None:
+        """Scale and shift as a clipping engine takes them."""
+        if self.shift is None:
+            return self.scale
+        return torch.stack([torch.ones_like(self.shift) if self.scale is None else self.scale, self.shift])
+
+    @property
+    def centre(self) -> Vector | None:
+        # Times the expected number of records of a draw, over the expected batch: how many there are is not told.
+        return None if self.shift is None or self.frame is None else self.frame.prod(dim=0)
 
     def contribution(self, record: Record) -> Tensor:
         raise NotImplementedError("the clipping engine sums gradients without making each of them")
@@ -126,12 +139,14 @@ class Space:
         dimension: length d of a vector.
         dtype, device: of vectors; numbers are float64, on the same device.
         has_values: false for tensors whose values cannot be read (`privacy.opaque`), which stay as they are.
+        layout: of the model whose gradients are clipped; empty where none are, or its parameters have no names.
     """
 
     dimension: int
     dtype: torch.dtype
     device: torch.device
     has_values: bool = True
+    layout: Layout = ()
 
     def vector(self, value: Any, where: str, *, is_copied: bool = False) -> Vector:
         """`value` as a plain tensor [d], in new memory where it `is_copied`; else a ConfigError."""
@@ -174,7 +189,7 @@ class Asked(NamedTuple):
     follows: str | None
     releases: int
     sensitivity: Number
-    centre: Number | None
+    centre: Number | Vector | None
 
 
 def read(query: Query, space: Space) -> Asked:
@@ -198,7 +213,8 @@ def read(query: Query, space: Space) -> Asked:
     elif not (_LEAST <= sensitivity <= LARGEST or sensitivity == math.inf):
         allowed = f"expected {_LEAST:g} to {LARGEST:g}, or infinity where nothing is noised"
         raise ConfigError(f"{kind}.sensitivity", sensitivity, allowed)
-    centre = None if centre is None else space.number(centre, f"{kind}.centre")
+    if centre is not None and type(query) is not Gradient:
+        centre = space.number(centre, f"{kind}.centre")
     asked = Asked(query, kind, query.follows, int(releases), sensitivity, centre)
     if type(query) not in _OWN:  # what is wrong with it shows now, whoever is in the draw
         contributions(asked, torch.ones(len(query.probed), 2, dtype=torch.float64), torch.ones(2))
@@ -254,6 +270,9 @@ def _number(value: Any, where: str, space: Space) -> Number:
 
 
 def _rule(value: Any, where: str, space: Space) -> Bounded:
+    if type(value) is ByGroup:  # without a layout no gradient is clipped by groups, and the sensitivity is the same
+        groups = _groups(value.groups, space.layout) if space.layout else None
+        return dataclasses.replace(_rule(value.inner, where, space), groups=groups)
     if type(value) in ELEMENTWISE:
         # It is shown all norms at once: its fields become plain numbers, which run no code and stay as they are.
         names = [field.name for field in dataclasses.fields(value)]
@@ -271,6 +290,11 @@ def _rule(value: Any, where: str, space: Space) -> Bounded:
 @lru_cache(maxsize=256)
 def _made(kind: type[Any], numbers: tuple[float, ...]) -> Any:
     return kind(*numbers)
+
+
+@lru_cache(maxsize=64)
+def _groups(groups: str | None, layout: Layout) -> tuple[int, ...]:
+    return ByGroup(groups=groups).partition(layout)
 
 
 def _vector(value: Any, where: str, space: Space) -> Vector:

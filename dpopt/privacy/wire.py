@@ -1,7 +1,7 @@
 """The messages between an isolated optimizer and the oracle, and the one way to read them.
 
 A message is JSON in which each tensor is named where it stands, and the tensors' bytes after it. The optimizer never
-sends code: a query is one of the kernel's kinds with one of the kernel's clip rules, built anew from names and numbers.
+sends code: a query is of a class of the kernel, or of an optimizer in dpopt, and is built anew from names and numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from dpopt.types import Query
 
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "int64", "bool", "uint8")}
 _CLASSES: dict[str, type[Any]] = {**KINDS, **RULES, "at_bound": AtBound}
-"""The classes that a message may name: the kernel's queries and clip rules."""
+"""The classes that a message may name, beside queries of dpopt's optimizers: the kernel's queries and clip rules."""
+_SHIPPED = "dpopt.optimizers."
 TENSORS = 16
 """The most tensors of a query. Each stands at one place, so it has no more points either."""
 _LONGEST = 2**24
@@ -155,8 +156,8 @@ def _plain(value: Any, tensors: list[Tensor], imports: bool) -> Any:
     if isinstance(value, dict):
         return {name: _plain(each, tensors, imports) for name, each in value.items()}
     name = next((name for name, kind in _CLASSES.items() if kind is type(value)), None)
-    if name is None and not imports:
-        allowed = f"an isolated optimizer uses the kernel's queries and clip rules: {', '.join(_CLASSES)}"
+    if name is None and not imports and not type(value).__module__.startswith(_SHIPPED):
+        allowed = f"an isolated optimizer uses dpopt's queries and clip rules: {', '.join(_CLASSES)}"
         raise ConfigError("query" if isinstance(value, Query) else "clip", value, allowed)
     name = name or _import_name(value)
     # A field that is not compared, such as a cache, is no part of what a rule or a query is.
@@ -177,10 +178,17 @@ def _built(value: Any, tensors: dict[int, Tensor], imports: bool, sequence: Call
         return tensors.pop(value["$tensor"])
     if "$class" in value:
         name = value["$class"]
-        kind = resolve_name(name) if imports and name not in _CLASSES else _CLASSES[name]
+        kind = _CLASSES.get(name) or (resolve_name(name) if imports else _shipped(name))
         # The kernel tells weighted points from plain ones by tuples.
         return kind(**{key: _built(each, tensors, imports, tuple) for key, each in value["fields"].items()})
     return {key: _built(each, tensors, imports, sequence) for key, each in value.items()}
+
+
+def _shipped(name: str) -> type[Query]:
+    kind = resolve_name(name) if name.startswith(_SHIPPED) else None
+    if not (isinstance(kind, type) and issubclass(kind, Query)):
+        raise ValueError(f"the class {name}")
+    return kind
 
 
 def _import_name(value: Any) -> str:

@@ -121,7 +121,9 @@ def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
             is_scored = math.isfinite(best["test_score"]) and not entry["test_unscored"] > 0
             if is_chosen and is_scored and best["state"] != "diverged":
                 clock = "seconds_train" if best["workload"] in clocked else "seconds_cpu"
-                gradients = (run["draws"] * run["batch_size"] * run.get("gradients_per_draw", 1.0) for run in runs)
+                # Without gradients a draw is two passes forward, where a gradient is three: one forward, two back.
+                points = (run.get("gradients_per_draw", 1.0) or 2 / 3 for run in runs)
+                gradients = (run["draws"] * run["batch_size"] * each for run, each in zip(runs, points, strict=True))
                 costs = {
                     "draws": sum(run["draws"] for run in runs),
                     "gradients": sum(gradients),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpopt import fields
+from dpopt.clipping.flat import scaled
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
 from dpopt.fields import Bound
@@ -95,9 +96,7 @@ class Diagnostics:
         rows = seen.mask.nonzero()[:128, 0]
         x, y = seen.x[rows], seen.y[rows]
         parts = [weight * self._engine.gradients(theta, x, y) for weight, theta in seen.points]
-        gradients = torch.stack(parts).sum(dim=0)
-        if seen.scale is not None:
-            gradients *= seen.scale
+        gradients = scaled(torch.stack(parts).sum(dim=0), seen.scale)
         # An engine leaves these out of its sum, so the bound is not chosen by them.
         gradients = gradients[gradients.isfinite().all(dim=1)]
         if not len(gradients):

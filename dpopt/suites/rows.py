@@ -290,7 +290,11 @@ def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float, make: Ma
     optimizer = make((name, {**setting.fields, **point}))
     spec = optimizer.spec(name) if isinstance(optimizer, Isolated) else registry.spec("optimizer", name, optimizer)
     rule = {**registry.entry("optimizer", name).fields, **setting.fields, **point}.get("clip", {})
+    used: Any = spec.get("clip")
+    if is_grouped := isinstance(used, dict) and used.get("rule") == "by_group":
+        rule, used = rule.get("inner", {}) if isinstance(rule, Mapping) else {}, used["inner"]
     has_bound = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
-    if not has_bound and isinstance(used := spec.get("clip"), dict) and used.get("rule") in ("abadi", "normalized"):
-        spec = spec | {"clip": used | {"bound": clip}}
+    if not has_bound and isinstance(used, dict) and used.get("rule") in ("abadi", "normalized"):
+        bounded = used | {"bound": clip}
+        spec = spec | {"clip": spec["clip"] | {"inner": bounded} if is_grouped else bounded}
     return spec

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpopt import registry
-from dpopt.clipping.flat import clip_factors
+from dpopt.clipping.flat import clip_factors, scaled
 from dpopt.privacy.data import sums
 from dpopt.privacy.oracle import AnyKind, BaseOracle
 from dpopt.privacy.queries import Asked, Gradient, Space
@@ -196,7 +196,7 @@ class _Exact(BaseOracle):
             losses = torch.stack(values).double().unsqueeze(1) if values else torch.zeros(0, 1, dtype=torch.float64)
             return sums(asked, losses, self._norm, counts)
         gradient = torch.stack([weight * self._slope(theta) for weight, theta in query.points]).sum(dim=0)
-        gradient = gradient if query.scale is None else gradient * query.scale
+        gradient = scaled(gradient, query.frame)
         # A query of counts refers to the last gradient.
         self._norm = gradient.norm().view(1)
         return (clip_factors(query.clip, self._norm, counts) * gradient).nan_to_num()

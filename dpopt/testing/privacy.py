@@ -120,7 +120,11 @@ def adds_the_stated_gradient_noise(optimizer: Optimizer, device: str = "cpu") ->
         stated = float(release.std)
         expected = plan.noise[asked.kind] * float(asked.sensitivity) / oracle.expected_batch
         assert math.isclose(stated, expected, rel_tol=1e-6), f"{asked.kind}: the stated std is {stated}, not {expected}"
-    gradients = [release for asked, release in oracle.queries if asked.kind == GRADIENT]
+    queries = [(asked, release) for asked, release in oracle.queries if asked.kind == GRADIENT]
+    # With a shift records contribute even so, and not those of the noise alone.
+    gradients = [
+        release for asked, release in queries if asked.centre is None or not torch.as_tensor(asked.centre).any()
+    ]
     noises = gradients or [release for asked, release in oracle.queries if asked.centre is None]
     assert noises, "nothing was released that could be tested"
     total = sum(float((noise.value.double() / noise.std).square().sum()) for noise in noises)
@@ -233,7 +237,7 @@ class Neighbours(Asking):
         if len(releases) == 2:
             # Sums, not means: the two oracles divide by different (public) batch sizes, and some sums are centred.
             mine, theirs = (
-                (release.value.double() - (asked.centre or 0.0)) * oracle.expected_batch
+                (release.value.double() - (0.0 if asked.centre is None else asked.centre)) * oracle.expected_batch
                 for release, oracle in zip(releases, self._oracles, strict=True)
             )
             moved, allowed = float((mine - theirs).norm()), float(asked.sensitivity) * math.sqrt(asked.releases)

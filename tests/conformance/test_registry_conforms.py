@@ -18,6 +18,7 @@ VARIANTS = {
     "adadp-code": ("adadp", {"factor": "sqrt", "keep": "half", "error_scale": 10**0.5, "reject": True, "tau": None}),
     "fiber-exact": ("fiber", {"correction": "exact"}),
     "fiber-off-one-point": ("fiber", {"correction": "off", "kappa": 1.0}),
+    "dp_muon-by-group": ("dp_muon", {"clip": "by_group", "adam": ["2."]}),
     "dp_sgd-automatic-momentum": ("dp_sgd", {"clip": "automatic", "momentum": 0.9}),
     "disk-over-momentum": ("disk", {"base": MOMENTUM}),
     "doppler-over-momentum": ("doppler", {"base": MOMENTUM, **SHORT_FILTER}),

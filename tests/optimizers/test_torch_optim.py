@@ -12,6 +12,7 @@ from imitation import imitated_cuda
 from torch import nn
 
 import dpopt
+import dpopt.testing
 from dpopt import registry
 from dpopt.errors import ConfigError
 from dpopt.optimizers.torch_optim import TorchOptim
@@ -126,7 +127,7 @@ def test_specs_round_trip_and_hash():
         ),
         ({"optimizer": "dog.Cat"}, r"cannot be imported.*pip install 'dpopt\[parameter-free\]'"),
         ({"arguments": {"beta": 1}}, r"TorchOptim.arguments: \{'lr': 0.01, 'beta': 1\}.*unexpected keyword.*'beta'"),
-        ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D"),
+        ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D.*with `rest`"),
         ({"arguments": {"hook": print}}, r"arguments.hook.*expected a number, a string"),
         ({"optimizer": "torch.optim.LBFGS"}, "no step from a gradient alone.*closure"),
         ({"step_size": "eta"}, "TorchOptim.step_size: 'eta' cannot be used.*known: .*lr"),
@@ -219,3 +220,57 @@ def test_a_step_on_a_gpu_waits_where_the_package_reads_a_value_and_nowhere_else(
         assert len(seen) <= most, seen
     assert (state.theta.is_cuda, state.eta.is_cuda) == (True, True)
     assert (state.begun.is_cuda, state.numbers.is_cuda) == (False, False)
+
+
+MUON = TorchOptim(
+    "torch.optim.Muon",
+    0.02,
+    arguments={"adjust_lr_fn": "match_rms_adamw"},
+    rest="torch.optim.AdamW",
+    rest_arguments={"betas": [0.9, 0.95]},
+)
+SPLIT = {"muon": MUON, "sgd": TorchOptim("torch.optim.SGD", 0.1, arguments={"momentum": 0.9}, rest="torch.optim.Adam")}
+
+
+@pytest.mark.parametrize("optimizer", SPLIT.values(), ids=SPLIT)
+def test_matrices_and_the_rest_have_an_optimizer_each(optimizer):
+    task, transcript = Task(), []
+    oracle = task.oracle(task.plan(optimizer), transcript)
+    reached = list(states(optimizer, oracle, optimizer.init(task.engine.theta)))
+    model = copy.deepcopy(task.model)
+    matrices, others = ([p for p in model.parameters() if (p.dim() == 2) == is_its] for is_its in (True, False))
+    one, two = (getattr(torch.optim, path.rpartition(".")[2]) for path in (optimizer.optimizer, optimizer.rest))
+    pair = (
+        one(matrices, lr=optimizer.lr, **optimizer.arguments),
+        two(others, **{"lr": optimizer.lr, **optimizer.rest_arguments}),
+    )
+    for state, (release,) in zip(reached, transcript, strict=True):
+        for part, parameter in zip(oracle.layout, model.parameters(), strict=True):
+            parameter.grad = part.of(release.value).clone()
+        for each in pair:
+            each.step()
+        torch.testing.assert_close(state.theta, nn.utils.parameters_to_vector(model.parameters()), rtol=1e-6, atol=1e-7)
+
+
+def test_two_optimizers_conform():
+    kept = {
+        "can_be_traced",
+        "survives_yaml",
+        "replays_bit_for_bit",
+        "resumes_bit_for_bit",
+        "is_pure",
+        "imports_no_data",
+    }
+    checks = [check for check in dpopt.testing.checks(MUON) if check.name in kept]
+    assert len(checks) == len(kept)
+    for check in checks:
+        check()
+
+
+def test_a_model_without_matrices_has_the_rest_alone():
+    g = torch.linspace(-1, 1, 107)
+    *_, state = states(MUON, Constant(MUON, [g]), MUON.init(torch.zeros(107)))
+    *_, alone = states(CASES["adam"], Constant(CASES["adam"], [g]), CASES["adam"].init(torch.zeros(107)))
+    assert (
+        state.theta.abs().max() < 1 < 10 * alone.theta.abs().max()
+    )  # the whole vector is one part, which is no matrix

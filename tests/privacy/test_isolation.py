@@ -80,6 +80,10 @@ def test_conformance_finds_what_steals(name):
         ends_the_same_when_isolated(CHEATS[name])
 
 
+def test_a_query_of_an_optimizer_that_dpopt_ships_is_answered():
+    require_same(run(Isolated("dpzero"))[0], run(dpopt.create("dpzero"))[0], "isolation changes numbers")
+
+
 @dataclass(frozen=True)
 class HalfClip:
     """A rule of a plug-in: Abadi's with half of the bound."""
@@ -144,7 +148,7 @@ def test_a_rule_has_to_be_what_its_name_stands_for(name):
 
 def test_queries_and_rules_of_a_plugin_are_compared_by_their_names():
     ends_the_same_when_isolated(Plugged())
-    with pytest.raises(ConfigError, match="kernel's queries and clip rules"):
+    with pytest.raises(ConfigError, match="dpopt's queries and clip rules"):
         run(Isolated(Plugged()))
 
     @dataclass(frozen=True)
@@ -250,6 +254,11 @@ def framed(text, *tensors):
 
 HOSTILE = {
     "no class": {"do": "ask", "query": {"$class": [], "fields": {}}},
+    "no query": {
+        "do": "ask",
+        "query": {"$class": "dpopt.optimizers.torch_optim:import_module", "fields": {"name": "os"}},
+    },
+    "not dpopt's": {"do": "ask", "query": {"$class": "os:getcwd", "fields": {}}},
     "bound that is no number": asked(clip={"$class": "abadi", "fields": {"bound": [1]}}),
     "huge number": {"do": "ask", "query": {"$class": "losses", "fields": {"at": [POINT], "bound": 10**400}}},
     "one tensor at two places": asked(at=[[1.0, POINT], [1.0, POINT]]),

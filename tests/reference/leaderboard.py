@@ -115,8 +115,10 @@ def released(runs):
             ledger[draw["rate"], sum(noise**-2 for noise in draw["noises"]) ** -0.5] += count
     test = math.nan if record["status"] == "diverged" else score_of(record, "test")
     is_failed = not math.isfinite(test) or (len(runs) > 1 and selected_by(record) == -math.inf)
-    points = [run["record"]["draws"] * run["cell"]["batch_size"] * run["entry"].get("gradients_per_draw", 1.0)
-              for run in runs]  # fmt: skip
+    per_draw = [run["entry"].get("gradients_per_draw", 1.0) or 2 / 3 for run in runs]
+    points = [
+        run["record"]["draws"] * run["cell"]["batch_size"] * each for run, each in zip(runs, per_draw, strict=True)
+    ]
     return {
         "run": best,
         "runs": len(runs),

@@ -123,6 +123,8 @@ def test_equal_gradients_count_points(searched):
     assert table["budget"].iloc[0] == 2 * 100 * 128
     assert table["mean"]["dp_adam"] == pytest.approx(0.91)
     assert math.isnan(table["mean"]["hyfreedp"]), "the curve of 500 evaluations a record begins after 250"
+    table = ranked(store, "gradients", (), gradients_per_draw=pd.Series([0, 0, 5] * 3))
+    assert table["budget"].iloc[0] == pytest.approx(2 * 100 * 128 * 2 / 3), "losses alone are two passes of three"
 
 
 def test_seconds_are_of_computing_where_all_runs_have_them(searched):

@@ -3,8 +3,9 @@ import json
 import math
 
 import pytest
+import yaml
 
-from dpopt.cells import Cell
+from dpopt.cells import Cell, clipping_bound
 from dpopt.errors import ConfigError, Missing
 from dpopt.suites.plan import draws, manifest, missing, plan, require
 from dpopt.suites.suite import load_suite
@@ -123,6 +124,17 @@ def test_clip_axis_reaches_rules_with_a_bound(write_suite):
     assert len(planned) == len({entry.cell.run_id for entry in planned}), "a rule without a bound makes one cell"
     given = plan(write_suite(overrides=["clip=[0.1,2]", "settings.adadp.fields.clip=7"]))
     assert {e.cell.optimizer["clip"]["bound"] for e in given if e.label == "adadp"} == {7.0}
+
+
+@pytest.mark.parametrize(
+    ("inner", "bounds"), [({}, {0.1, 2.0}), ({"inner": "normalized"}, {0.1, 2.0}), ({"inner": 7}, {7.0})], ids=str
+)
+def test_clip_axis_reaches_the_rule_of_every_group(write_suite, inner, bounds):
+    rule = yaml.safe_dump({"rule": "by_group", **inner}, default_flow_style=True).strip()
+    planned = plan(write_suite(overrides=["clip=[0.1,2]", f"settings.adadp.fields.clip={rule}"]))
+    cells = [entry.cell for entry in planned if entry.label == "adadp"]
+    assert {cell.optimizer["clip"]["inner"]["bound"] for cell in cells} == bounds
+    assert {clipping_bound(cell.content()) for cell in cells} == bounds
 
 
 def test_a_row_may_have_axes_of_its_own(write_suite):
