@@ -300,7 +300,7 @@ def _tensor(part: Any, where: str) -> Tensor:
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
         is_mixed = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
         if is_mixed and any(isinstance(value, str | bytes) for value in np.ravel(part)):
-            more = "state an input's values by pandas.CategoricalDtype, or take `dpopt fit from=FILE`"
+            more = "state an input's values by pandas.CategoricalDtype; `dpopt fit from=FILE` takes texts as they are"
             kind, how = "texts", f"expected numbers: encode or leave out what is none ({more})"
         raise ConfigError(where, kind, how) from error
 
