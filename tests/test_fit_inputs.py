@@ -155,10 +155,27 @@ def test_a_category_is_an_input_for_each_stated_value():
     result, same = (fit(each, linear(7)) for each in (table, TABLE.assign(**by_hand)))
     assert torch.equal(weights(result), weights(same))
     assert result.record["inputs"] == [*"abcd", *by_hand]
-    # A prediction takes texts, in any order of columns, and values that nobody stated.
-    other = TABLE.assign(kind=np.where(kinds == "red", "red", "unheard of"))[["kind", *"dcba"]]
+    # A prediction takes texts, in any order of columns, also missing ones, and warns of values that nobody stated.
+    expected = same.predict_proba(TABLE.assign(**by_hand))
+    texts = TABLE.assign(kind=kinds)[["kind", *"dcba"]]
+    for same_records in (texts, table, {name: list(texts[name]) for name in texts}):
+        assert (result.predict_proba(same_records) == expected).all()
     without_blue = {**by_hand, "kind=blue": np.zeros(N)}
-    assert (result.predict_proba(other) == same.predict_proba(TABLE.assign(**without_blue))).all()
+    with pytest.warns(UserWarning, match="x: 20 values of kind were not stated"):
+        others = result.predict_proba(texts.assign(kind=np.where(kinds == "blue", "nan", kinds)))
+    assert (others == same.predict_proba(TABLE.assign(**without_blue))).all()
+    with pytest.raises(ConfigError, match=r"x: .* there is no column kind$"):
+        result.predict(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [(pd.Categorical(Y, [0, 1]), "kind"), (pd.Categorical(["x"] * N), "a=b"), (pd.Categorical(["x"] * N), "clash")],
+)
+def test_a_category_that_predictions_could_mistake_is_refused(column, name):
+    table = TABLE.assign(**{name: column, "clash=x": 1.0})
+    with pytest.raises(ConfigError, match=r"^train\b"):
+        fit(table)
 
 
 def test_pandas_objects_of_one_index_are_paired_whatever_it_is():
@@ -287,7 +304,7 @@ REFUSED = {
     "no target": ({"train": GOAL}, r"^train: \['a', .*give the target's name as `target`"),
     "unknown target": ({"train": GOAL, "target": "gaol"}, "^target: .* did you mean 'goal'"),
     "a target without names": ({"train": (X, Y), "target": "goal"}, "^target: .* has no name: it is the second"),
-    "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .*state an input's values by pandas.CategoricalDtype"),
+    "text": ({"train": TABLE.assign(s="x")}, r"^train\.s: .* state the values of an input by pandas.CategoricalDtype"),
     "missing values": (
         {"train": TABLE.assign(a=TABLE["a"].where(Y == 1))},
         rf"^train, a: 'NaN or infinity in {N - Y.sum()} of {N} records' .* expected finite numbers",
@@ -368,7 +385,7 @@ DOUBTS = {
     "delta": ({"seed": None, "delta": 0.1}, r"delta: 0.1 is more than 1/N = 0.017"),
     "compiled": (
         {"seed": None, "model": torch.compile(nn.Sequential(linear()), backend="eager")},
-        "model: it is compiled; training runs it as it is written",
+        "model: training runs it without compilation",
     ),
     "loader": ({"seed": None, "train": loader(batch_size=32)}, "train: the loader's batch size 32 is not used.* 20 on"),
 }

@@ -31,10 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     name = "plan" if getattr(chosen, "dry_run", False) else chosen.command
     command = COMMANDS[name]
-    if command.run not in (run, retry, Fit, bench, audit):  # these train, and their garbage may hold large tensors
-        gc.set_threshold(
-            1_000_000
-        )  # importing torch and reading thousands of records makes much that lives, no garbage
+    # These train, and their garbage may hold large tensors; the others read thousands of records, which all stay.
+    if command.run not in (run, retry, Fit, bench, audit):
+        gc.set_threshold(1_000_000)
     if ERR.is_terminal:  # two seconds without a word are long
         reminder = threading.Timer(2.0, lambda: bars.has_spoken or ERR.print(f"dpopt {name}: at work ..."))
         reminder.daemon = True

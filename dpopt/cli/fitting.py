@@ -105,7 +105,7 @@ class Fit(DataKeys):
         is_augmented = type(workload).augment is not Workload.augment
         torch.manual_seed(0)  # a run that goes on from its checkpoint begins with the same model
         print_notes([self.optimizer] if self.optimizer else [])
-        with _telling():
+        with _printed_warnings():
             result = training.fit(
                 workload.model(),
                 workload.loss,
@@ -137,8 +137,8 @@ class Fit(DataKeys):
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
-    """Warnings are told as this program tells things, without a line of code."""
+def _printed_warnings() -> Iterator[None]:
+    """Warnings are printed as errors are, without the line of code."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: complain("warning", str(message))
         yield
@@ -162,7 +162,7 @@ class Predict:
         result = load(self.model)
         if not (name := getattr(result.workload, "data", "")):
             raise ConfigError("model", str(self.model), "expected a model of `dpopt fit` on a table, texts or images")
-        with _telling():
+        with _printed_warnings():
             probabilities = result.predict_proba(self.from_)  # once, as it may take minutes
         names = [markup.csv(f"{each}") for each in result.record["classes"]]
         which = files_of(self.from_) if entry(name).kind == "image" else range(len(probabilities))

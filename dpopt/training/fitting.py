@@ -229,7 +229,7 @@ def fit(
         plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, selection=rule, **sizes)
         if trial.is_compiled(model):
             warnings.warn(
-                "model: it is compiled; training runs it as it is written, later it is compiled", stacklevel=3
+                "model: training runs it without compilation; predictions use the compiled model", stacklevel=3
             )
         if without.warning:
             warnings.warn(without.warning, stacklevel=3)

@@ -54,12 +54,13 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
     if isinstance(data, DataLoader):
         data = _dataset(data, where)
     if _is_frame(data) or isinstance(data, Mapping):
-        if any(hasattr(data[name], "with_format") for name in data):
-            raise ConfigError(where, list(data), "these are several data sets: give one of them")
-        name = _target(list(data), where, target)
-        _require_one_index([data[each] for each in data], where)
-        inputs = _tensors({each: data[each] for each in data if each != name}, where)
-        return _whole(inputs, _tensor(data[name], f"{where}.{name}"), where)
+        columns = _columns(data)
+        if any(hasattr(part, "with_format") for part in columns.values()):
+            raise ConfigError(where, list(columns), "these are several data sets: give one of them")
+        name = _target(list(columns), where, target)
+        _require_one_index(columns.values(), where)
+        goal = columns.pop(name)
+        return _whole(_tensors(columns, where), _tensor(goal, f"{where}.{name}"), where)
     if (pair := _arrays(data)) is not None:
         if target is not None:
             raise _nameless(target, where)
@@ -83,13 +84,17 @@ def read(data: Any, where: str, target: str | None = None) -> tuple[Inputs, Tens
 def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
     """Inputs alone, read as by `read`; a list holds rows. Of columns those called `names`, if any, in their order."""
     if _is_frame(data) or isinstance(data, Mapping):
-        columns = {str(name): data[name] for name in data}
-        for name in names:  # of a category, whatever values the column has here
-            column, _, value = name.partition("=")
-            if name not in columns and column in columns:
-                columns[name] = columns[column].astype(str) == value
-        if absent := [name for name in names if name not in columns]:
+        columns = {str(name): part for name, part in _columns(data).items()}
+        stated: dict[str, list[str]] = {}
+        for name in names:
+            if name not in columns:  # a value of a column of texts, see `_tensors`
+                stated.setdefault(name.partition("=")[0], []).append(name.partition("=")[2])
+        if absent := [name for name in stated if name not in columns]:
             raise ConfigError(where, list(columns), f"there is no column {', '.join(absent)}")
+        for name, values in stated.items():
+            columns |= _is_value(columns[name], name, values)
+            if count := sum(isinstance(each, str) and each not in values for each in columns[name]):
+                warnings.warn(f"{where}: {count} values of {name} were not stated for training", stacklevel=5)
         data = {name: columns[name] for name in names or columns}
         count = len(next(iter(data.values()), ()))
     elif not isinstance(data, list) and not is_array(data):
@@ -152,7 +157,7 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
         return None
     parts = list(data)
     for at, part in enumerate(parts if isinstance(data, tuple) else ()):
-        if _is_frame(part) and len(part.columns) == 1:
+        if _is_frame(part) and len(part.columns) == 1 and not hasattr(part.dtypes.iloc[0], "categories"):
             parts[at] = part.iloc[:, 0]
         elif isinstance(part, list):
             with suppress(TypeError, ValueError, RuntimeError):
@@ -269,15 +274,31 @@ def _require_one_index(parts: Iterable[Any], where: str) -> None:
             raise ConfigError(where, pair, f"inputs and targets are paired by position: expected {how}")
 
 
+def _columns(data: Any) -> dict[Any, Any]:
+    return {name: data[name] for name in (data.columns if _is_frame(data) else data)}
+
+
 def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
-    """Columns by name; one of pandas' type `category` is COLUMN=VALUE, 0 or 1, for each value that the type states."""
-    tensors = {}
-    for name in columns:
-        part = columns[name]
-        values = getattr(getattr(part, "dtype", None), "categories", None)
-        parts = {f"{name}": part} if values is None else {f"{name}={value}": part == value for value in values}
+    """Columns by name; one of pandas' type `category` is COLUMN=VALUE, 0 or 1, for each text that the type states."""
+    tensors: dict[str, Tensor] = {}
+    for name in columns.columns if _is_frame(columns) else columns:
+        part, parts = columns[name], {f"{name}": columns[name]}
+        if (values := getattr(getattr(part, "dtype", None), "categories", None)) is not None:
+            if "=" in f"{name}" or not all(isinstance(value, str) for value in values):
+                allowed = "expected texts as the values of a category, and a name of its column without ="
+                raise ConfigError(f"{where}.{name}", list(values), allowed)
+            parts = _is_value(part, f"{name}", list(values))
+        if twice := sorted(parts.keys() & tensors):
+            raise ConfigError(where, twice, "expected names of columns that differ")
         tensors |= {each: _tensor(one, f"{where}.{each}") for each, one in parts.items()}
     return tensors
+
+
+def _is_value(column: Iterable[Any], name: str, values: Sequence[str]) -> dict[str, Tensor]:
+    """For each of `values` where a column has it; nowhere for a missing value, or another one."""
+    place = {value: number for number, value in enumerate(values)}
+    numbers = torch.tensor([place.get(each, -1) if isinstance(each, str) else -1 for each in column])
+    return {f"{name}={value}": numbers == number for value, number in place.items()}
 
 
 def _tensor(part: Any, where: str) -> Tensor:
@@ -300,8 +321,8 @@ def _tensor(part: Any, where: str) -> Tensor:
         how = f"expected numbers: encode or leave out what is none ({cut(str(error), 150)})"
         is_mixed = getattr(getattr(part, "dtype", None), "kind", None) in ("O", "S", "U")
         if is_mixed and any(isinstance(value, str | bytes) for value in np.ravel(part)):
-            more = "state an input's values by pandas.CategoricalDtype; `dpopt fit from=FILE` takes texts as they are"
-            kind, how = "texts", f"expected numbers: encode or leave out what is none ({more})"
+            more = "state the values of an input by pandas.CategoricalDtype, number the classes of a target"
+            kind, how = "texts", f"expected numbers: {more} (`dpopt fit from=FILE` takes both as they are)"
         raise ConfigError(where, kind, how) from error
 
 

@@ -83,7 +83,10 @@ def test_tables_count_the_seeds_whose_rate_fell():
         ({"steps": 10}, "say `epochs`"),
         ({"log": "tensorboard"}, "say `callback`"),
         ({"model": nn.BatchNorm1d(4)}, r"`dpopt\.privatize` puts GroupNorm in its place"),
-        ({"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})}, "`dpopt fit from=FILE` takes"),
+        (
+            {"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})},
+            "`dpopt fit from=FILE` takes both",
+        ),
     ],
 )
 def test_messages_say_what_to_do(changes, message):

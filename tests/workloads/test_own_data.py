@@ -53,7 +53,7 @@ def people(rows=60):
     return pd.DataFrame({"age": age, "job": job, "is member": age > 50, "income": np.where(age > 40, "high", "low")})
 
 
-STATED = ["target=income", "ranges.age=[20,80]", "values.job=[nurse, cook]", "values.is member=[False, True]"]
+STATED = ["target=income", "ranges.age=[20,80]", "values.job=[nurse, cook]", "values.is member=[false, true]"]
 
 
 @pytest.fixture

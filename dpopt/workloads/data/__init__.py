@@ -105,9 +105,9 @@ def incoming(name: str, new: Any, size: int = 0) -> Any:
     source = Source("x", wanted, len(frame), lambda column: iter([columns[column]]))
     if dataset.kind == "table":
         inputs = records.encode(dataset, source)
-        if strange := records.strange(dataset, source):
+        if outside := records.outside(dataset, source):
             how = "a number counts as the nearer end of its range, a category as a missing one"
-            warnings.warn(f"x: values that were not stated for training ({strange}): {how}", stacklevel=5)
+            warnings.warn(f"x: values that were not stated for training ({outside}): {how}", stacklevel=5)
         return torch.from_numpy(inputs)
     return _strings(source, dataset.inputs)
 

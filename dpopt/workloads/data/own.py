@@ -323,7 +323,9 @@ def _columns(features: Mapping[str, Any], tables: Collection[Any], options: Data
         if not is_number and kind not in (*_TEXTS, "bool"):
             raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
         if name in options.values:
-            columns[name] = Column(values=options.values[name])
+            stated = options.values[name]
+            # YAML's true is True in a row, so stated as text it would be nobody's value.
+            columns[name] = Column(values=tuple(map(str.capitalize, stated)) if kind == "bool" else stated)
         elif name in options.ranges and not is_number:
             raise ConfigError(f"ranges.{name}", options.ranges[name], "it is a column of texts: expected `values`")
         elif name in options.ranges:

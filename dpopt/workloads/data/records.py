@@ -124,7 +124,7 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
     return inputs
 
 
-def strange(dataset: Entry, source: Source) -> str:
+def outside(dataset: Entry, source: Source) -> str:
     """The columns with values that the entry does not state, each with their number, in words; empty without any."""
     counts = {}
     for name, column in dataset.columns.items():
