@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,21 +10,13 @@ from torch import Tensor
 from dpopt.clipping.rules import Abadi
 from dpopt.fields import Decay, Few, Positive
 from dpopt.optimizers.base import Configured, descend, ema, ema_square, is_matrix, scalar
+from dpopt.optimizers.dp_adam import State
 from dpopt.types import ClipRule, Oracle, Part, Vector
 
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Muon's: five rounds take singular values from about 0.01 to 1 near 1 (0.7 to 1.2), and smaller ones towards it."""
 _ADAM_SIZE = 0.2
 """The root mean square of an update of Adam, to which a matrix's is scaled (Liu et al. 2025, section 2.2)."""
-
-
-class State(NamedTuple):
-    """theta_t, the moments m_t and v_t (shape [d]; v_t is 0 for matrices), and the number t of steps taken."""
-
-    theta: Vector
-    m: Vector
-    v: Vector
-    t: Tensor
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,8 @@ class DPMuon(Configured):
         m_t = beta1 m_{t-1} + (1 - beta1) g_t,    v_t = beta2 v_{t-1} + (1 - beta2) g_t^2
         w_t = w_{t-1} - lr mhat_t / (sqrt(vhat_t) + eps),   mhat_t = m_t / (1 - beta1^t),  vhat_t = v_t / (1 - beta2^t)
 
-    One draw a step, and one gradient over all parameters; `clip: by_group` clips each layer by itself.
+    The state is Adam's; M_t stands in m, and v is 0 for matrices. One draw a step, and one gradient over all parameters;
+    `clip: by_group` clips each layer by itself.
 
     Args:
         lr, clip: see `Direction`.
