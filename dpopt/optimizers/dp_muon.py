@@ -33,7 +33,7 @@ class DPMuon(Configured):
         m_t = beta1 m_{t-1} + (1 - beta1) g_t,    v_t = beta2 v_{t-1} + (1 - beta2) g_t^2
         w_t = w_{t-1} - lr mhat_t / (sqrt(vhat_t) + eps),   mhat_t = m_t / (1 - beta1^t),  vhat_t = v_t / (1 - beta2^t)
 
-    The state is Adam's; M_t stands in m, and v is 0 for matrices. One draw a step, and one gradient over all parameters;
+    The state is Adam's; M_t stands in m, and v is 0 for matrices. One draw a step, one gradient over all parameters;
     `clip: by_group` clips each layer by itself.
 
     Args:
