@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -293,9 +294,10 @@ def pair(folder):
 
 def assert_same_run(first, second):
     """What two processes note of one optimizer's run: the releases and the ledger of one process alone."""
-    assert first["kinds"].count("gradient") >= 6
+    assert Counter(first["kinds"]).most_common(1)[0][1] >= 6
     assert set(first["apart"]) == set(first["kinds"])
-    assert all(apart < ROUNDING for apart in first["apart"].values())
+    # A difference of losses over a short way magnifies their rounding.
+    assert all(apart < (1e-4 if kind == "contrasts" else ROUNDING) for kind, apart in first["apart"].items())
     assert first["off"] < 1e-4  # of the way that it went; some divide by what is nearly zero, which magnifies rounding
     assert torch.equal(first["theta"], second["theta"])
     assert first["ledger"] == second["ledger"] == first["planned"]
