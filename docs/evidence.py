@@ -259,7 +259,7 @@ def trial_path() -> str:
 
 
 def printed() -> str:
-    """What the paper's rule gives as it is printed, beside what it gives as it is here; noise at what it spends."""
+    """The paper's rule as it is printed, beside the rule as it is here, each with the epsilon that it spends."""
     pairs = {
         "guards of the fit, digits, from 10⁻²": ("hyfreedp_guards", "none_1e-2", "gen_1e-2"),
         "guards of the fit, MNIST, from 10⁻²": ("hyfreedp_guards_mnist", "none_1e-2", "gen_1e-2"),
@@ -271,7 +271,7 @@ def printed() -> str:
     for name, (suite, before, after) in pairs.items():
         row = {"test accuracy (%)": name}
         for epsilon, (way, label) in product((3.0, 8.0), (("as printed", before), ("here", after))):
-            of = frame(suite)[frame(suite)["label"] == label.format(epsilon)]
+            of = frame(suite).query("label == @label.format(@epsilon)")
             # A row of the paper's noise is at the epsilon that it spends, alone under its label.
             (cell,) = (of if "{" in label else of[of["epsilon_target"] == epsilon]).to_dict("records")
             spent = cell["epsilon_with_tuning"]

@@ -51,10 +51,10 @@ def unknown(field: str, name: object, choices: Iterable[object], problem: str = 
     longer = [each for each in names if len(asked) > 2 and f"_{asked}" in f"_{each}"]
     # 0.6: lower ones suggest names that share but a few letters.
     near = longer if len(longer) == 1 else get_close_matches(asked, names, n=1, cutoff=0.6)
-    known = f"known: {', '.join(names) or 'none'}"
+    listed = f"known: {', '.join(names) or 'none'}"
     if len(names) > 50:  # nobody reads all
-        known = f"the nearest of {len(names)}: {', '.join(get_close_matches(asked, names, n=3, cutoff=0))}"
-    hint = f"did you mean {near[0]!r}?" if near else known
+        listed = f"the nearest of {len(names)}: {', '.join(get_close_matches(asked, names, n=3, cutoff=0))}"
+    hint = f"did you mean {near[0]!r}?" if near else listed
     return ConfigError(field, name, f"{problem}; {hint}" if problem else hint)
 
 

@@ -57,7 +57,7 @@ def verdict(now: list[float], stored: list[float] | None) -> str:
 
 
 def twins(cache: str) -> dict[str, tuple[Timed, Timed]]:
-    """What is measured; commands keep their numbers in the folder `cache`."""
+    """Each subject and its plain twin; commands keep their numbers in the folder `cache`."""
     import torch
 
     from dpopt.bench.cases import CASES
@@ -109,9 +109,9 @@ def main(words: list[str]) -> int:
     keys = {"rounds": "7", "store": "false"} | dict(word.split("=", 1) for word in words)
     before: dict[str, Any] = json.loads(STORED.read_text()) if STORED.exists() else {"ratios": {}}
     with tempfile.TemporaryDirectory() as cache:
-        found = ratios(twins(cache), int(keys["rounds"]))
-    said = {name: verdict(row, before["ratios"].get(name)) for name, row in found.items()}
-    for name, row in found.items():
+        measured = ratios(twins(cache), int(keys["rounds"]))
+    said = {name: verdict(row, before["ratios"].get(name)) for name, row in measured.items()}
+    for name, row in measured.items():
         texts = ["{1:8.2f} ({0:.2f}-{2:.2f})".format(*each) for each in (row, before["ratios"].get(name)) if each]
         print(f"{name:<42}{said[name]:>7}" + "".join(f"{text:>26}" for text in texts))
     print(
@@ -119,7 +119,7 @@ def main(words: list[str]) -> int:
     )
     if keys["store"] == "true":
         more = {"cpu": cpu(), "code": code(), "rounds": int(keys["rounds"]), "load": os.getloadavg()[0]}
-        STORED.write_text(json.dumps(more | {"ratios": found}, indent=1) + "\n")
+        STORED.write_text(json.dumps(more | {"ratios": measured}, indent=1) + "\n")
     return 1 if "slower" in said.values() else 0
 
 

@@ -88,7 +88,8 @@ def read_inputs(data: Any, where: str, names: Sequence[str] = ()) -> Inputs:
         stated: dict[str, list[str]] = {}
         for name in names:
             if name not in columns:  # a value of a column of texts, see `_tensors`
-                stated.setdefault(name.partition("=")[0], []).append(name.partition("=")[2])
+                column, _, value = name.partition("=")
+                stated.setdefault(column, []).append(value)
         if absent := [name for name in stated if name not in columns]:
             raise ConfigError(where, list(columns), f"there is no column {', '.join(absent)}")
         for name, values in stated.items():
@@ -281,8 +282,8 @@ def _columns(data: Any) -> dict[Any, Any]:
 def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
     """Columns by name; one of pandas' type `category` is COLUMN=VALUE, 0 or 1, for each text that the type states."""
     tensors: dict[str, Tensor] = {}
-    for name in columns.columns if _is_frame(columns) else columns:
-        part, parts = columns[name], {f"{name}": columns[name]}
+    for name, part in _columns(columns).items():
+        parts = {f"{name}": part}
         if (values := getattr(getattr(part, "dtype", None), "categories", None)) is not None:
             if "=" in f"{name}" or not all(isinstance(value, str) for value in values):
                 allowed = "expected texts as the values of a category, and a name of its column without ="
@@ -295,7 +296,7 @@ def _tensors(columns: Any, where: str) -> dict[str, Tensor]:
 
 
 def _is_value(column: Iterable[Any], name: str, values: Sequence[str]) -> dict[str, Tensor]:
-    """For each of `values` where a column has it; nowhere for a missing value, or another one."""
+    """COLUMN=VALUE -> bool [n], for each of `values`: the rows that have it. A missing or another value has no row."""
     place = {value: number for number, value in enumerate(values)}
     numbers = torch.tensor([place.get(each, -1) if isinstance(each, str) else -1 for each in column])
     return {f"{name}={value}": numbers == number for value, number in place.items()}

@@ -148,7 +148,7 @@ def blindness(subject: Subject) -> str | None:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """True if `torch.compile` has made something of the model or of one of its modules."""
+    """True if the model or one of its modules was compiled, by `torch.compile` or `Module.compile`."""
     return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in model.modules())
 
 

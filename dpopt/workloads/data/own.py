@@ -324,7 +324,7 @@ def _columns(features: Mapping[str, Any], tables: Collection[Any], options: Data
             raise ConfigError(name, kind, "expected a column of numbers, texts or truth values: leave it out")
         if name in options.values:
             stated = options.values[name]
-            # YAML's true is True in a row, so stated as text it would be nobody's value.
+            # Rows hold True where a user writes true.
             columns[name] = Column(values=tuple(map(str.capitalize, stated)) if kind == "bool" else stated)
         elif name in options.ranges and not is_number:
             raise ConfigError(f"ranges.{name}", options.ranges[name], "it is a column of texts: expected `values`")
