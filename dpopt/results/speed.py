@@ -25,7 +25,7 @@ NOTE = (
 
 def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     """One row for each contender, as in the record; `over_opacus` is the faster Opacus engine's time over its own."""
-    older = {"precision": "float32", "threads": record["threads"]}  # rows of older records name none
+    older = {"precision": "float32", "threads": record.get("threads")}  # rows of older records name none
     rows = pd.DataFrame([older | row for row in record["rows"]])
     rows[_NUMBERS] = rows[_NUMBERS].astype(float)  # where everything failed, there are none to tell the type
     is_opacus = rows["contender"].str.startswith("opacus") & (rows["failure"] == "")
