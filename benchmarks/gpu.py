@@ -55,7 +55,7 @@ conformance-optimizers conformance-mlp cost-mlp-full cost-vit_tiny_224-bitfit dr
 bfloat16-mlp-full cells-quickstart suite-adadp_cifar10 suite-hyfreedp_table2_small
 """
 # Seconds that a step of each kind may take; a suite takes whatever is left.
-LIMITS = {"conformance": 240, "cost": 150, "draws": 180, "batch": 240, "bfloat16": 150, "cells": 360, "suite": 45}
+LIMITS = {"conformance": 240, "cost": 240, "draws": 180, "batch": 240, "bfloat16": 150, "cells": 360, "suite": 45}
 TINY_LIMIT, TINY_LEFT, GRACE, REPORTING = 120, 30, 25, 20  # of a rehearsed step; of a suite to end; for the report
 BATCH = {"mlp": 4096, "cnn": 1024, "wrn": 256, "vit_tiny_224": 256, "vit_small_224": 128, "vit_base_224": 64}
 FULL = 40 * 2**30  # bytes of memory with which a device takes the batches of `BATCH`; fewer by powers of two
