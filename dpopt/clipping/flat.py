@@ -239,7 +239,9 @@ class FlatModel(ClippingEngine):
         each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
         own = clip.groups if isinstance(clip, Bounded) else None
         groups = clip.partition(self.layout) if isinstance(clip, ByGroup) else own
-        return Clipped(each.weighted_sum(each.factors(clip, groups, mask)), each.losses, each.norms)
+        factors = each.factors(clip, groups, mask)
+        with self.running():
+            return Clipped(each.weighted_sum(factors), each.losses, each.norms)
 
     @torch.no_grad()
     def examine(self, x: Tensor, y: Tensor) -> None:
@@ -368,7 +370,7 @@ class FlatModel(ClippingEngine):
 
 
 class AsWritten:
-    """While it is entered, modules run as they are written, whatever torch has compiled or fused."""
+    """While it is entered, modules run as they are written, whatever torch has compiled or fused, and repeatably."""
 
     # Both settings are the process's: the first of two threads must not restore them for the other.
     _lock, _entered, _restore = threading.Lock(), 0, ExitStack()
@@ -390,6 +392,10 @@ class AsWritten:
         if torch.backends.mha.get_fastpath_enabled():
             torch.backends.mha.set_fastpath_enabled(False)
             AsWritten._restore.callback(torch.backends.mha.set_fastpath_enabled, True)
+        # Some of cuDNN's convolutions add in any order: the same query would not have the same answer, bit for bit.
+        if not torch.backends.cudnn.deterministic:
+            torch.backends.cudnn.deterministic = True
+            AsWritten._restore.callback(setattr, torch.backends.cudnn, "deterministic", False)
         # A compiled model keeps the hooks of its first pass, and would not show the layers of later ones.
         if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and importing it takes seconds
             AsWritten._restore.enter_context(torch.compiler.set_stance("force_eager"))

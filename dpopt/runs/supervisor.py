@@ -210,7 +210,7 @@ def _serve(
     with stopping.signals(at_once=False), suppress(BrokenPipeError):
         tell(News("ready"))
         if len(devices) == 1:
-            work(suite, store, cells, tell)
+            work(suite, store, cells, tell, is_replaced=True)
             return
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -128,6 +128,7 @@ def work(
     *,
     stop: Callable[[], bool] = stopping.is_asked,
     share: Callable[[Cell], object] | None = None,
+    is_replaced: bool = False,
 ) -> None:
     """Run `cells`, cheapest first, until none is new and none is leased, or until this process is asked to stop.
 
@@ -140,6 +141,8 @@ def work(
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
             step after anything but a result, so this process ends then.
+        is_replaced: another process takes this one's place when it ends: it ends with a cell that fails, and what that
+            cell has left behind, such as memory, ends with it.
     """
     queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
     while not stop():
@@ -155,7 +158,8 @@ def work(
             else:
                 queue.settled += 1
             tell(News(kind, cell.run_id, reason, queue.left))
-            if kind == "blocked" or (share and kind != "done"):
+            has_failed = kind in ("failed", "again")
+            if kind == "blocked" or (is_replaced and has_failed) or (share and kind != "done"):
                 return
         elif is_staged and planned_at < queue.settled and (not queue.left or time.monotonic() > pause):
             # A pure function of the store: whoever plans at the same time plans the same cells.
