@@ -313,8 +313,8 @@ function look(frame) {
   const drawn = [...page.querySelectorAll("svg")].map((figure) => figure.getBoundingClientRect());
   const table = page.querySelectorAll("table")[0], headers = [...table.tHead.rows[0].cells];
   const column = headers.findIndex((header) => header.textContent === "ε with tuning");
-  const rows = table.tBodies[0].rows;
-  const read = () => [headers[column].ariaSort, ...[...rows].map((row) => row.cells[column].innerText)];
+  const rows = () => [...table.tBodies[0].rows].filter((row) => row.className !== "heading");
+  const read = () => [headers[column].ariaSort, ...rows().map((row) => row.cells[column].innerText)];
   const press = () => (headers[column].querySelector("button").click(), read());
   found[frame.width] = {
     overflow: root.scrollWidth - root.clientWidth,
