@@ -52,6 +52,16 @@ OURS = {
     "prodigy": "Prodigy",
     "hyfreedp": "HyFreeDP, the paper's rule",
 }
+DEFAULTS = {
+    "dp_adam_default": "DP-Adam at its default, 0.01",
+    "dp_adamw_default": "DP-AdamW at its default, 0.01",
+    "dp_sgd_default": "DP-SGD at its default, 0.5",
+}
+FIRST = (
+    *("adadp_equilibrium_average", "dp_adam_default", "hyfreedp_noise_aware"),
+    *("hyfreedp_search_then_decay", "dp_sgd_default", "hyfreedp"),
+)
+"""The rows of the first finding."""
 OTHERS = {"dp_adam": "DP-Adam", "dp_adamw": "DP-AdamW", "dp_adambc": "DP-AdamBC", "disk": "DiSK", "doppler": "DOPPLER"}
 MORE = {
     "dp_sgd": "DP-SGD",
@@ -61,7 +71,7 @@ MORE = {
     "adaptive_clip": "adaptive clipping",
     "scale_then_privatize": "scale-then-privatize",
 }
-LABELS = ("dp_adam_free", "adadp_equilibrium_average", "fiber", *OTHERS)
+LABELS = ("fiber", *OTHERS)
 RULES = {"paper": "the paper's rule", "noise_aware": "noise-aware", "search_then_decay": "search, then decay"}
 STARTS = {f"1e-{k}": f"10⁻{power}" for k, power in ((8, "⁸"), (6, "⁶"), (4, "⁴"), (2, "²"))}
 Cells = Mapping[str, str]
@@ -123,16 +133,17 @@ def against_dp_adam() -> str:
 
 
 def summary() -> str:
-    """The average rank, and on how many tasks a method is told apart from DP-Adam, whose search is paid for."""
+    """The average ranks, and on how many tasks a method is told apart from DP-Adam, whose search is paid for."""
     ranks, rows = board("leaderboard").set_index("label"), []
-    for label, name in OURS.items():
+    for label in FIRST:
         against = board("leaderboard_against").set_index("label").loc[label]
         rank = ranks.loc[label]
         points = [f"{100 * value:+.1f}".replace("-", "−") for value in (against["mean"].min(), against["mean"].max())]
         counts = [str((against["verdict"] == sign).sum()) for sign in (1, -1)]
-        columns = {"average rank of 22": f"{rank['rank']:.1f} [{rank['low']:.1f}, {rank['high']:.1f}]"}
+        every = f"{rank['rank']:.1f} [{rank['low']:.1f}, {rank['high']:.1f}]"
+        columns = {f"average rank of {ranks['rank'].count()}": every, "on unseen tasks": f"{rank['unseen']:.1f}"}
         columns |= dict(zip(("tasks better", "worse", "least", "largest difference"), counts + points, strict=True))
-        rows.append({"one run, no search": name} | columns)
+        rows.append({"one run, no search": (OURS | DEFAULTS)[label]} | columns)
     return page(rows)
 
 
@@ -290,16 +301,12 @@ def claims(title: str, keep: Sequence[str] = ()) -> str:
 
 @cache
 def chosen(suites: tuple[str, ...], labels: tuple[str, ...] | None = None) -> pd.DataFrame:
-    """`ranking.reached` for suites whose rows keep to epsilon, without the cost of computing epsilon anew.
-
-    `dp_adam_default` is DP-Adam at its registered rate alone: runs of the row whose search is not paid for.
-    """
+    """`ranking.reached` for suites whose rows keep to epsilon, without the cost of computing epsilon anew."""
     parts = [load_results(PUBLISHED, suite, optimizers=labels) for suite in suites]
     names = titles([[entry["cell"]["workload"] for entry in part.manifest["cells"]] for part in parts])
     read = zip(parts, names, strict=True)
     cells = pd.concat([part.cells.replace({"workload": of_part}) for part, of_part in read], ignore_index=True)
-    default = cells[(cells["label"] == "dp_adam_free") & (cells["lr"] == 0.01)]
-    every = pd.concat([choosing.best_setting(choosing.select(cells)), default.assign(label="dp_adam_default")])
+    every = choosing.best_setting(choosing.select(cells))
     return every.assign(
         by="epsilon", epsilon=every["epsilon_target"], budget=every["epsilon_target"], test=every["test_score"],
         failed=every["state"] != "done", right=None, test_unscored=0, spent=0.0,
@@ -307,13 +314,9 @@ def chosen(suites: tuple[str, ...], labels: tuple[str, ...] | None = None) -> pd
 
 
 def default_rate() -> str:
-    """DP-Adam at its registered rate against DP-Adam whose search is paid for, beside the averaged resting point."""
-    against = ranking.against(chosen(BOARD, LABELS), "dp_adam")
-    names = {
-        "dp_adam_default": "DP-Adam at 0.01, one run",
-        "adadp_equilibrium_average": OURS["adadp_equilibrium_average"],
-    }
-    return page(differences(against, names, TASKS))
+    """Registered rates, one run, against DP-Adam whose search is paid for, beside the averaged resting point."""
+    names = DEFAULTS | {"adadp_equilibrium_average": OURS["adadp_equilibrium_average"]}
+    return page(differences(board("leaderboard_against"), names, TASKS))
 
 
 def fiber_board() -> str:
