@@ -141,8 +141,7 @@ def work(
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
             step after anything but a result, so this process ends then.
-        is_replaced: another process takes this one's place when it ends: it ends with a cell that fails, and what that
-            cell has left behind, such as memory, ends with it.
+        is_replaced: another process takes this one's place, so that it ends with a cell that fails.
     """
     queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
     while not stop():
@@ -158,7 +157,8 @@ def work(
             else:
                 queue.settled += 1
             tell(News(kind, cell.run_id, reason, queue.left))
-            has_failed = kind in ("failed", "again")
+            # Where nothing can be noted of a cell, the next process would take it again.
+            has_failed = kind == "again" or (kind == "failed" and store.is_settled(cell.run_id))
             if kind == "blocked" or (is_replaced and has_failed) or (share and kind != "done"):
                 return
         elif is_staged and planned_at < queue.settled and (not queue.left or time.monotonic() > pause):

@@ -69,11 +69,28 @@ def test_a_worker_that_is_killed_is_replaced_and_its_cell_goes_on(suite, store):
     assert not list(store.root.rglob("tries.json"))
 
 
+def test_a_cell_that_fails_takes_with_it_what_it_left_in_its_process(suite, store, monkeypatch):
+    left, trained = [], worker.train
+
+    def train(cell, *where, **how):
+        assert not left, "another cell runs in the process of the one that failed"
+        if cell.run_id == cells[0].run_id:
+            left.append(bytes(10))
+            raise MemoryError
+        trained(cell, *where, **how)
+
+    cells = cheapest_first(plan(suite))
+    monkeypatch.setattr(worker, "train", train)
+    supervised(suite, store)
+    assert [store.state(cell.run_id) for cell in cells] == ["failed", "done"]
+
+
 def test_a_worker_that_stands_still_is_timed_out(suite, store, monkeypatch):
     """Deaf to all but SIGKILL, within a cell; another worker goes on with the others."""
     monkeypatch.setattr(worker, "train", lambda *_, **how: os.kill(os.getpid(), signal.SIGSTOP))
     news = supervised(suite, store, timeout=0.1, grace=0.1)
-    assert [each.kind for each in news].count("ready") == 3, "one for each cell, and one that finds nothing left"
+    ready = [each.kind for each in news].count("ready")
+    assert ready == 5, "for each cell one that is killed and one that notes it, and one that finds nothing left"
     expected = {"kind": "timeout", "reason": "it took longer than 0.1 seconds", "traceback": ""}
     assert [store.error(entry.cell.run_id) for entry in plan(suite)] == [expected] * 2
 
