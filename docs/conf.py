@@ -53,8 +53,8 @@ SHOWN = fields.SHOWN | {ClipRule: "a clip rule", fields.Arguments: "names with t
 SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 """A section of a docstring, with what is indented under its title."""
 COMPUTE = """
-Everything that is published was computed on CPUs, two cores at most. No number was measured on a GPU yet: `make gpu`
-measures a device in one command. Hours are those of the published runs, loading and calibration included, each on one
+Everything that is published was computed on CPUs, two cores at most, but for `film_epsilon`, `hyfreedp_starts_bitfit` and
+`hyfreedp_table2_bitfit`, of an H100. Hours are those of the published runs, loading and calibration included, each on one
 core beside another one: core hours are the time that the processor computed (of a run that did not note it, the time
 that passed), wall hours the time that passed, which is longer where more ran on the machine. The features of a frozen
 backbone, which are computed once, are not in it. A run that several suites hold counts in each, and once in all.
@@ -249,7 +249,7 @@ def linked(content: str, results: str, generated: str) -> str:
         generated: the path by which its page reaches `docs/generated/`, likewise.
     """
     link = rf"\]\({re.escape(results)}"
-    suites = rf"{link}published/([\w/]+?)(?:/\w+\.md|/)?\)"
+    suites = rf"{link}published/([\w/-]+?)(?:/\w+\.md|/)?\)"
     content = re.sub(suites, lambda found: f"]({generated}{page(Path(found[1]))}.md)", content)
     content = re.sub(rf"{link}published/", f"]({generated}figures/", content)
     content = re.sub(rf"{link}README\.md#{slug(CLAIMS)}\)", f"]({generated}claims.md)", content)
