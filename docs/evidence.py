@@ -313,6 +313,24 @@ def chosen(suites: tuple[str, ...], labels: tuple[str, ...] | None = None) -> pd
     )  # fmt: skip
 
 
+def grid_length_heads() -> str:
+    """DP-Adam by the number of rates that are paid for, on three heads at epsilon = 1."""
+    names = {
+        "dp_adam_default": "0.01, its registered default, one run",
+        "dp_adam_2": "two rates",
+        "dp_adam_3": "three rates",
+        "dp_adam": "five rates",
+        "dp_adam_8": "eight rates",
+    }
+    cells = chosen(("grid_length_heads",)).query("epsilon_target == 1")
+    means = 100 * cells.groupby(["label", "workload"])["test"].mean()
+    tasks = {task: name for task, name in TASKS.items() if task in means.index.levels[1]}
+    return page(
+        {"test accuracy (%)": name} | {text: f"{means[label, task]:.1f}" for task, text in tasks.items()}
+        for label, name in names.items()
+    )
+
+
 def default_rate() -> str:
     """Registered rates, one run, against DP-Adam whose search is paid for, beside the averaged resting point."""
     names = DEFAULTS | {"adadp_equilibrium_average": OURS["adadp_equilibrium_average"]}
@@ -468,6 +486,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         },
         spread=True,
     ),
+    "grid_length_heads": grid_length_heads,
     "price_ways": partial(
         scores,
         "price_of_tuning",
