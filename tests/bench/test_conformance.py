@@ -10,9 +10,10 @@ from speed import conformance, twins
 
 from dpopt import create
 from dpopt.bench.cases import CASES
-from dpopt.clipping import bookkeeping, vmap
+from dpopt.clipping import Abadi, bookkeeping, vmap
 from dpopt.clipping import flat as shared
 from dpopt.privacy import sampling
+from dpopt.privacy.queries import Gradient
 from dpopt.testing.task import Task
 
 CPU = torch.device("cpu")
@@ -53,12 +54,12 @@ def test_a_release_with_another_std_or_left_on_the_cpu_is_caught():
     task = Task()
     plan = task.plan(create("dp_sgd"))
     here, there = (twins.Twins(task.oracle(plan), task.oracle(plan), torch.device(name)) for name in ("cpu", "cuda"))
-    release = twins.Release(torch.ones(3), 0.5)
-    assert here.compare("gradient", release, release) is release
+    release, query = twins.Release(torch.ones(3), 0.5), Gradient(torch.zeros(3), Abadi(1.0))
+    assert here.compare(query, release, release) is release
     with pytest.raises(AssertionError, match="stds"):
-        here.compare("gradient", release, twins.Release(torch.ones(3), 0.51))
+        here.compare(query, release, twins.Release(torch.ones(3), 0.51))
     with pytest.raises(AssertionError, match="the release is on cpu"):
-        there.compare("gradient", release, release)
+        there.compare(query, release, release)
 
 
 def test_too_little_noise_is_caught(monkeypatch):
