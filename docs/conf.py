@@ -53,11 +53,11 @@ SHOWN = fields.SHOWN | {ClipRule: "a clip rule", fields.Arguments: "names with t
 SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 """A section of a docstring, with what is indented under its title."""
 COMPUTE = """
-Everything that is published was computed on CPUs, two cores at most, but for `film_epsilon`, `hyfreedp_starts_bitfit`
-and `hyfreedp_table2_bitfit`, of an H100. Hours are those of the published runs, loading and calibration included, each
-on one core beside another one: core hours are the time that the processor computed (of a run that did not note it, the
-time that passed), wall hours the time that passed, which is longer where more ran on the machine. The features of a
-frozen backbone, which are computed once, are not in it. A run that several suites hold counts in each, and once in all.
+Suites of the device `cpu` were computed on two cores at most. Hours are those of the published runs, loading and
+calibration included, each on one core beside another one: core hours are the time that the processor computed (of a run
+that did not note it, the time that passed), wall hours the time that passed, which is longer where more ran on the
+machine. The features of a frozen backbone, which are computed once, are not in it. A run that several suites hold counts
+in each, and once in all.
 `dirty`: runs whose commit had changed files.
 """
 SECONDS = ["seconds_prepare", "seconds_train", "seconds_cpu"]
@@ -224,8 +224,9 @@ def compute(of_suites: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     for name, of_suite in (shown | {"in all": [*once.values()]}).items():
         prepare, train, cpu = (column for _, column in pd.DataFrame(of_suite).reindex(columns=SECONDS).items())
         hours = (sum(prepare + time) / 3600 for time in (cpu.fillna(train), train))
-        rows.append((name, len(of_suite), dirty(of_suite), *hours))
-    columns = ["suite", "runs", "dirty", "core hours", "wall hours"]
+        devices = sorted({record["provenance"]["device"].split()[0] for record in of_suite})
+        rows.append((name, len(of_suite), dirty(of_suite), ", ".join(devices), *hours))
+    columns = ["suite", "runs", "dirty", "device", "core hours", "wall hours"]
     return pd.DataFrame(rows, columns=columns).to_markdown(index=False, floatfmt=".2f")
 
 

@@ -2,7 +2,7 @@
 
 It has everything imported and forks its workers, so that the first cell begins at once; it computes nothing and touches
 no GPU itself. A worker that dies costs the cell that it was running one attempt; another takes its place, and its GPU.
-So does one after a cell that fails: what the cell has left in its process, such as memory, goes with it.
+A worker also ends after a cell that fails, so that memory which the cell still holds is freed; another takes its place.
 
 With the engine `span` a worker is a group of `torch.distributed` (see `privacy.distributed`), for cells too large for
 one GPU: all of its processes train each cell together. Their number changes what is released only by rounding, and by

@@ -141,7 +141,7 @@ def work(
         stop: asked between cells; a cell that runs asks `stopping`.
         share: told each cell before it runs, where other processes train it together with this one. They are out of
             step after anything but a result, so this process ends then.
-        is_replaced: another process takes this one's place, so that it ends with a cell that fails.
+        is_replaced: another process takes this one's place when it ends, so it ends after a cell that fails.
     """
     queue, planned_at, is_staged, pause = Queue(store, cells), -1, has_stages(suite), 0.0
     while not stop():
