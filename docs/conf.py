@@ -54,10 +54,10 @@ SECTION = re.compile(r"^(Args|Raises):\n((?: {4}.*\n)+)", re.MULTILINE)
 """A section of a docstring, with what is indented under its title."""
 COMPUTE = """
 Suites of the device `cpu` were computed on two cores at most. Hours are those of the published runs, loading and
-calibration included, each on one core beside another one: core hours are the time that the processor computed (of a run
-that did not note it, the time that passed), wall hours the time that passed, which is longer where more ran on the
-machine. The features of a frozen backbone, which are computed once, are not in it. A run that several suites hold counts
-in each, and once in all.
+calibration included, each on one core beside another one: core hours are the time that the processor computed (of a
+run that did not note it, the time that passed), wall hours the time that passed, which is longer where more ran on
+the machine. The features of a frozen backbone, which are computed once, are not in it. A run that several suites hold
+counts in each, and once in all.
 `dirty`: runs whose commit had changed files.
 """
 SECONDS = ["seconds_prepare", "seconds_train", "seconds_cpu"]
