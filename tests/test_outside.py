@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 POINTS = """
 [dpopt.optimizers]
@@ -15,6 +16,8 @@ outer_task = outer.task:OuterTask
 outer_data = outer
 [dpopt.metrics]
 outer_margin = outer.scores:margin
+[dpopt.models]
+outer_net = outer.nets:small
 [dpopt.launchers]
 outer_engine = outer.engine:Outer
 [dpopt.benchmarks]
@@ -142,6 +145,14 @@ SCORES = '''"""A metric that every classifier gets."""
 def margin(outputs, targets):
     return float(outputs.gather(1, targets[:, None]).mean() - outputs.mean())
 '''
+NETS = '''"""A model for images of any size."""
+
+from torch import nn
+
+
+def small(classes, channels, size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
+'''
 ENGINE = '''"""Jobs are processes of this machine."""
 
 
@@ -176,11 +187,12 @@ reference: this test
 """
 SUITE = """
 defaults: [suite, _self_]
-workloads: [outer_task]
+workloads: [outer_task, {name: images, data: photos, architecture: outer_net, validation: 10}]
 optimizers: [outer_sign]
 settings: {outer_sign: {tuning: fixed, fields: {clip: {rule: by_group, inner: outer_halved}}}}
 epsilon: 3
 accountant: rdp
+batch_size: 20
 seeds: 0
 engine: outer_engine
 device: cpu
@@ -221,6 +233,7 @@ def outside(tmp_path):
         "method.py": METHOD,
         "task.py": TASK,
         "scores.py": SCORES,
+        "nets.py": NETS,
         "engine.py": ENGINE,
         "outer_data.yaml": DATA,
     }
@@ -229,6 +242,10 @@ def outside(tmp_path):
         (package / name).write_text(text)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outer\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(POINTS)
+    for number in range(40):
+        folder = tmp_path / "here" / "pictures" / "AB"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 100 * (number % 2) + number).save(folder / f"{number}.png")
     return tmp_path
 
 
@@ -238,6 +255,7 @@ def test_everything_that_can_be_added_is(outside):
     suite = "suite=outer_suite"
     commands = [
         "list what=data",
+        "new data photos from=pictures",
         f"run {suite}",
         f"table {suite} scores=[zeros,outer_margin]",
         f"plot {suite}",
@@ -252,12 +270,13 @@ def test_everything_that_can_be_added_is(outside):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (row,) = (outside / "here").glob("results/runs/*/*/run.json")
-    assert '"inner":{"bound":1.0,"rule":"outer_halved"}' in "".join(row.read_text().split())
-    listed, ran, table, plotted, verified = done.stdout.split(MARK)[:-1]
+    rows = ["".join(row.read_text().split()) for row in (outside / "here").glob("results/runs/*/*/run.json")]
+    assert all('"inner":{"bound":1.0,"rule":"outer_halved"}' in row for row in rows)
+    assert sum('"architecture":"outer_net"' in row for row in rows) == 1
+    listed, _, ran, table, plotted, verified = done.stdout.split(MARK)[:-1]
     assert "local folder only, by outer" in listed
     assert ran.count("outer engine starts 1") == 1
-    assert "1 cells run, 0 were done, 0 failed" in ran
+    assert "2 cells run, 0 were done, 0 failed" in ran
     assert "outer_sign" in table
     assert "zeros" in table
     assert "margin" in table, table

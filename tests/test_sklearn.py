@@ -10,11 +10,13 @@ import torch
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from sklearn.utils.estimator_checks import check_estimator
 
 from dpopt.errors import ConfigError
+from dpopt.privacy import epsilon
 from dpopt.sklearn import DPClassifier, DPRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed", "ignore:delta")
@@ -65,6 +67,21 @@ def test_a_pipeline_with_public_preprocessing():
     assert model.result_.record["epsilon"] <= 8
     assert model.result_.record["seed_is_secret"]
     assert "epsilon = " in str(model.result_.statement())
+
+
+def test_cross_validation_and_grid_search():
+    x, is_left = records(600)
+    pipeline = make_pipeline(
+        FunctionTransformer(lambda x: x / 5 - 1), DPClassifier(hidden=(), accountant="rdp", batch_size=100, epochs=10)
+    )
+    search = GridSearchCV(pipeline, {"dpclassifier__epsilon": [0.01, 20.0]}, cv=3).fit(x, is_left)
+    assert search.best_params_ == {"dpclassifier__epsilon": 20.0}
+    pipeline.set_params(dpclassifier__epsilon=20.0)
+    scores = cross_validate(pipeline, x, is_left, cv=3, return_estimator=True)
+    assert min(scores["test_score"]) > 0.8
+    ledgers = [fold[-1].result_.ledger for fold in scores["estimator"]]
+    # each record is in two of the three sets of training rows
+    assert 20 < epsilon(ledgers[0] + ledgers[1], 600**-1.1, accountant="rdp") < 40
 
 
 def test_parameters_are_those_of_fit():

@@ -45,7 +45,7 @@ from dpopt.training.saved import FitResult
 from dpopt.training.subject import Adapter, Layout, Subject, Transform, placed, unchanged
 from dpopt.types import Optimizer
 
-_Stepper = Annotated[
+Stepper = Annotated[
     Optimizer,
     "an optimizer of dpopt such as dpopt.create('dp_adam', lr=0.01); one of torch.optim is taken by"
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
@@ -72,7 +72,7 @@ def fit(
     train: Any,
     *,
     epsilon: Bound,
-    optimizer: str | _Stepper | None = None,
+    optimizer: str | Stepper | None = None,
     delta: Probability | None = None,
     epochs: Positive | None = None,
     batch_size: Factor | None = None,

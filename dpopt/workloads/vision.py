@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -56,7 +57,7 @@ class ImageClassification(Workload):
 
     Args:
         data: name of a data set of images, see `data.names`.
-        architecture: a key of `ARCHITECTURES` or `FROZEN`, or the name of a model of timm's, such as
+        architecture: a key of `architectures()` or `FROZEN`, or the name of a model of timm's, such as
             "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
         pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the
             model's where that variable is set, else from the hub.
@@ -80,7 +81,7 @@ class ImageClassification(Workload):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", data.pinned(self.data, "image"))
-        if self.architecture in _OWN and (self.pretrained or self.options):
+        if self._is_own and (self.pretrained or self.options):
             raise ConfigError("workload.architecture", self.architecture, "only timm's have checkpoints and options")
         super().__post_init__()
         if self.records and self.records > (most := data.entry(self.data).part("train").records):
@@ -105,7 +106,7 @@ class ImageClassification(Workload):
         # Few where an evaluation costs as much as some draws: whole models of timm's, thousands of features.
         if self.architecture in FROZEN:
             return 10
-        return 40 if self.uses_features or self.architecture in ARCHITECTURES else 10
+        return 40 if self.uses_features or self.architecture in architectures() else 10
 
     @property
     def classes(self) -> int:  # type: ignore[override]
@@ -162,7 +163,7 @@ class ImageClassification(Workload):
     def preparation(self) -> Preparation:
         """The preparation of stored pixels for the whole model."""
         entry = data.entry(self.data)
-        if self.architecture in _OWN:
+        if self._is_own:
             channels = 3 if self.architecture.startswith("wrn") else entry.channels
             mean, std = ((0.0,), (1.0,)) if self.architecture in _RAW else (entry.mean, entry.std)
             return Preparation(self._side(None), channels, mean, std)
@@ -170,6 +171,10 @@ class ImageClassification(Workload):
         if self.pretrained:
             return Preparation(self._side(configuration.input_size[-1]), 3, configuration.mean, configuration.std)
         return Preparation(self._side(None), 3, entry.mean, entry.std)
+
+    @property
+    def _is_own(self) -> bool:
+        return self.architecture in FROZEN or self.architecture in architectures()
 
     def _side(self, of_checkpoint: int | None) -> int:
         side = self.size or self.options.get("img_size") or of_checkpoint or data.entry(self.data).size
@@ -179,8 +184,8 @@ class ImageClassification(Workload):
 
     def _network(self, checkpoint: Path | None) -> nn.Module:
         prepared = self.preparation
-        if self.architecture in ARCHITECTURES:
-            network = ARCHITECTURES[self.architecture](self.classes, prepared.channels, prepared.size)
+        if self.architecture in architectures():
+            network = architectures()[self.architecture](self.classes, prepared.channels, prepared.size)
         else:
             network = models.timm_model(self.architecture, self.classes, checkpoint, **self._options)
         network = models.zero_head(network) if self.pretrained else models.without_batch_norm(network)
@@ -228,22 +233,29 @@ class ImageClassification(Workload):
         return features.cached(key, lambda: self._backbone(file), x, self.preparation)
 
 
-ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
+_SHIPPED: dict[str, Callable[[int, int, int], nn.Module]] = {
     "two_conv": models.two_conv,
     "opacus_conv": models.opacus_conv,
     "tanh_conv": models.tanh_conv,
     "wrn_16_4": lambda classes, channels, size: models.wide_resnet(16, 4, classes),
     "adadp_mlp": lambda classes, channels, size: mlp(channels * size**2, 256, 256, 256, classes, bias=False),
 }
-"""Models of our own: name -> function of (classes, channels, input side)."""
 FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_features}
 """Frozen parts of our own, below a linear layer: name -> function of (channels, input side)."""
-_OWN = (*ARCHITECTURES, *FROZEN)
 _RAW = ("tanh_conv", "scatter")
 """Of these, pixels go in as they are, in [0, 1], as in the authors' code for MNIST and Fashion-MNIST.
 
 CIFAR-10's they normalise by the constants of ImageNet, which changes little (`benchmarks/scatter_statistics.py`).
 """
+
+
+@cache
+def architectures() -> dict[str, Callable[[int, int, int], nn.Module]]:
+    """Models that are not timm's: name -> function of (classes, channels, input side).
+
+    Those of other packages are in the entry-point group "dpopt.models".
+    """
+    return {point.name: point.load() for point in entry_points(group="dpopt.models")} | _SHIPPED
 
 
 @cache
