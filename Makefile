@@ -17,8 +17,9 @@ BARE := build/bare
 GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
 
 comma := ,
-# The suites of the leaderboard's page: those that are published.
+# The suites of the leaderboard's page: those that are published, and those of its block of newer methods.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
+NEWER := new_methods,new_methods_head,layers
 
 .PHONY: install quickstart test versions full mutants bench docs leaderboard evidence lint gpu wheels clean
 
@@ -59,6 +60,7 @@ docs: install
 
 leaderboard: install
 	$(BIN)/dpopt leaderboard suite=[$(subst $() ,$(comma),$(TASKS))] results=results/published against=dp_adam to=docs/leaderboard
+	$(BIN)/dpopt leaderboard suite=[$(NEWER)] results=results/published against=dp_adam to=docs/leaderboard/newer
 
 evidence: install
 	$(BIN)/python docs/evidence.py

@@ -26,7 +26,7 @@ from dpopt.types import ClipRule
 project, author, copyright = "dpopt", "the dpopt authors", "the dpopt authors"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "leaderboard/leaderboard.md"]
+exclude_patterns = ["_build", "leaderboard/leaderboard.md", "leaderboard/newer/leaderboard.md"]
 html_theme = "furo"
 html_title = f"dpopt {release}"
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
