@@ -19,6 +19,7 @@ from dpopt.cli.privacy import Calibrate, Epsilon
 from dpopt.cli.results import Leaderboard, Plot, Publish, Rank, Report, Status, Table, Verify
 from dpopt.cli.running import Cancel, PlanKeys, SuiteKeys, audit, bench, plan, retry, run
 from dpopt.errors import ConfigError
+from dpopt.files import Damaged
 from dpopt.workloads.data_keys import DataKeys
 
 
@@ -50,16 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         complain("error", str(error))
         return 2
+    except Damaged as error:
+        complain("error", f"{error}; move the folder of this run away to run the cell again")
+        return 2
     except KeyboardInterrupt:
         ERR.print("interrupted; run the same command again to go on")
         return 130
-    except Exception as error:
-        from dpopt.store import Damaged  # here, as it loads numpy, for which Tab would have to wait
-
-        if not isinstance(error, Damaged):
-            raise
-        complain("error", f"{error}; move the folder of this run away to run the cell again")
-        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

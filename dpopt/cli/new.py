@@ -19,6 +19,7 @@ from dpopt.cli.console import OUT
 from dpopt.cli.keys import read
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import key
+from dpopt.files import check_writable
 from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ def new(arguments: Sequence[str]) -> None:
     ranges and values of a table's columns are not taken from the records: they are stated, or the entry's `???` are to
     be filled in.
     """
-    from dpopt.files import check_writable  # here, as it loads numpy
-
     if len(arguments) < 2 or (len(arguments) > 2 and arguments[0] == "suite"):
         raise ConfigError("new", " ".join(arguments), f"expected a kind ({', '.join(KINDS)}) and a name")
     kind, name, *options = arguments
@@ -154,7 +153,6 @@ def _suite(name: str) -> _Files:
 
 def add_data(name: str, keys: DataKeys) -> _Files:
     """Write a data set of one's own; the files of its records are too large to be returned as texts."""
-    from dpopt.files import check_writable
     from dpopt.workloads.data.own import HOW_TO_STATE, add
 
     check_writable(Path(), "new")

@@ -14,6 +14,7 @@ from dpopt.cli.console import ERR, OUT, print_table, report_problems
 from dpopt.cli.keys import OfSuite
 from dpopt.errors import ConfigError
 from dpopt.fields import Name, Positive, Several, key
+from dpopt.files import check_writable
 from dpopt.markup import duration
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ class Leaderboard(OfSuite):
     to: Path | None = key("folder for a page as Markdown and HTML, with its figure and CSV", None)
 
     def __call__(self) -> None:
-        from dpopt.files import check_writable
         from dpopt.results.leaderboard import Leaderboard
 
         suites = [self.stored(name) for name in self.suite]
@@ -170,7 +170,6 @@ class Plot(OfSuite):
     format: Several[Literal["svg", "png", "pdf"]] | None = key("pdf: the kinds of files; by default [svg,png]", None)
 
     def __call__(self) -> None:
-        from dpopt.files import check_writable
         from dpopt.results import figures
 
         chosen = figures.plots(self.plots, self.figure)
@@ -197,8 +196,6 @@ class Report(OfSuite):
     to: Path | None = key("file of the page; by default in the suite's folder", None)
 
     def __call__(self) -> None:
-        from dpopt.files import check_writable
-
         results = self.stored()
         if not self.to and results.store.is_read_only:
             raise ConfigError(
