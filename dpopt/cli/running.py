@@ -128,20 +128,11 @@ def _line(row: CostRow) -> dict[str, str]:
     }
 
 
-def run(overrides: Sequence[str]) -> int:
+def run(overrides: Sequence[str], is_again: bool = False) -> int:
     """Train what is not done of a suite, and add its cells to those that the suite has; a run that was killed goes on.
 
     Which rows one looks at is for the commands that read: `dpopt table suite=NAME optimizers=[fiber] epsilon=3`.
     """
-    return _run(overrides, is_again=False)
-
-
-def retry(overrides: Sequence[str]) -> int:
-    """Run a suite's failed cells again, with the rest of what is not done."""
-    return _run(overrides, is_again=True)
-
-
-def _run(overrides: Sequence[str], is_again: bool) -> int:
     from dpopt.runs.run_suite import open_store, run_suite
     from dpopt.suites import plan as planning
     from dpopt.suites.suite import load_suite
@@ -160,6 +151,11 @@ def _run(overrides: Sequence[str], is_again: bool) -> int:
     if outcome.is_stopped:
         raise KeyboardInterrupt
     return 1 if outcome.failed or outcome.damaged else 0
+
+
+def retry(overrides: Sequence[str]) -> int:
+    """Run a suite's failed cells again, with the rest of what is not done."""
+    return run(overrides, is_again=True)
 
 
 def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
