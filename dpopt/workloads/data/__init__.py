@@ -24,14 +24,9 @@ from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
 from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
-from dpopt.workloads.data.source import Source, absent, files_of, identity, open_source, read_column
+from dpopt.workloads.data.source import Source, files_of, identity, missing, open_source, read_column
 
 __all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
-
-
-def missing(name: str) -> list[Missing]:
-    """The data set and how to get it where it is not on this machine, else nothing; cheap, asks no hub."""
-    return absent(entry(name))
 
 
 def images(name: str, split: str, size: int | None = None) -> Split:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import data_root, listed
-from dpopt.workloads.data.catalogue import Entry
+from dpopt.workloads.data.catalogue import Entry, entry
 
 ROWS = 256
 """Records of one batch: a few hundred decoded images fit in memory whatever their size."""
@@ -74,8 +74,9 @@ def files(dataset: Entry, split: str) -> list[Path] | None:
     return None
 
 
-def absent(dataset: Entry) -> list[Missing]:
-    """The data set where it is not at hand, else nothing; cheap, asks no hub."""
+def missing(name: str) -> list[Missing]:
+    """The data set and how to get it where it is not on this machine, else nothing; cheap, asks no hub."""
+    dataset = entry(name)
     try:
         if None not in [files(dataset, split) for split in dataset.splits]:
             return []
