@@ -26,7 +26,7 @@ def people(root, monkeypatch):
 def encoded(column, values):
     """The numbers that the values of one column become."""
     dataset = replace(catalogue.entry("people"), columns={"c": column})
-    return records.encode(dataset, Source("t", ("c",), len(values), lambda name: iter([values[:2], values[2:]])))
+    return records.encode(dataset, Source("t", ("c",), len(values), lambda name: iter([values[:2], values[2:]])))[0]
 
 
 def test_numbers_are_scaled_by_the_stated_range(people):

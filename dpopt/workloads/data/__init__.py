@@ -64,7 +64,7 @@ def table(name: str, split: str) -> Split:
     columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
 
     def encoded(source: Source) -> tuple[NDArray[Any], str]:
-        return records.encode(dataset, source), records.of_columns(dataset, source)
+        return records.encode(dataset, source)[0], records.of_columns(dataset, source)
 
     return _kept({"kind": "tables", "columns": columns, "revision": records.TABLES}, dataset, split, encoded)
 
@@ -99,10 +99,10 @@ def incoming(name: str, new: Any, size: int = 0) -> Any:
     columns = {each: [None if pd.isna(value) else value for value in frame[each].tolist()] for each in wanted}
     source = Source("x", wanted, len(frame), lambda column: iter([columns[column]]))
     if dataset.kind == "table":
-        inputs = records.encode(dataset, source)
-        if outside := records.outside(dataset, source):
+        inputs, outside = records.encode(dataset, source)
+        if strange := ", ".join(f"{column} {count}" for column, count in outside.items() if count):
             how = "a number counts as the nearer end of its range, a category as a missing one"
-            warnings.warn(f"x: values that were not stated for training ({outside}): {how}", stacklevel=5)
+            warnings.warn(f"x: values that were not stated for training ({strange}): {how}", stacklevel=5)
         return torch.from_numpy(inputs)
     return _strings(source, dataset.inputs)
 

@@ -47,8 +47,7 @@ def of_columns(dataset: Entry, source: Source) -> str:
     digest = hashlib.sha256()
     for name in watched(source.columns, len(source.columns), f"{source.name}: checksum of columns"):
         if name != dataset.targets:
-            values = [value for batch in source.read(name) for value in batch]
-            digest.update(json.dumps([name, values], default=str).encode())
+            digest.update(json.dumps([name, source.values(name)], default=str).encode())
     return digest.hexdigest()
 
 
@@ -94,21 +93,24 @@ def square(image: Image.Image, size: int) -> Image.Image:
     return image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
 
 
-def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
+def encode(dataset: Entry, source: Source) -> tuple[NDArray[np.float32], dict[str, int]]:
     """All rows of a split, float32 [n, width]: the columns in the entry's order, each as one or more numbers.
 
     A column of numbers is two: the number, moved into its range and scaled to [-1, 1], and 1 where it is missing (the
     number is then 0). A column of categories has one number for each stated value and one for all others, those that
     are missing among them: 1 for the row's and 0 for the rest.
+
+    Also column -> how many of its values the entry does not state, without those that are missing.
     """
-    inputs, at = np.zeros((source.records, dataset.width), np.float32), 0
+    inputs, outside, at = np.zeros((source.records, dataset.width), np.float32), dict[str, int](), 0
     for name, column in dataset.columns.items():
-        values = [value for batch in source.read(name) for value in batch]
+        values = source.values(name)
         if isinstance(column.values, tuple):
             # A value that nobody stated counts with the missing ones: the width must not depend on the records.
             place = {value: number for number, value in enumerate(column.values)}
             numbers = [len(place) if value is None else _category(value, place) for value in values]
             encoded: NDArray[Any] = np.eye(len(place) + 1, dtype=np.float32)[numbers]
+            outside[name] = numbers.count(len(place)) - values.count(None)
         else:
             assert isinstance(column.range, tuple)  # `dataset.width` asks for it
             low, high = column.range
@@ -119,23 +121,10 @@ def encode(dataset: Entry, source: Source) -> NDArray[np.float32]:
             is_missing = np.isnan(raw)
             scaled = 2 * (np.clip(raw, low, high) - low) / (high - low) - 1
             encoded = np.stack([np.where(is_missing, 0, scaled), is_missing], axis=1)
+            outside[name] = int(((raw < low) | (raw > high)).sum())
         inputs[:, at : at + encoded.shape[1]] = encoded
         at += encoded.shape[1]
-    return inputs
-
-
-def outside(dataset: Entry, source: Source) -> str:
-    """The columns with values that the entry does not state, each with their number, in words; empty without any."""
-    counts = {}
-    for name, column in dataset.columns.items():
-        values = [value for batch in source.read(name) for value in batch if value is not None]
-        if isinstance(column.values, tuple):
-            place = {value: number for number, value in enumerate(column.values)}
-            counts[name] = sum(_category(value, place) == len(place) for value in values)
-        elif isinstance(column.range, tuple):
-            low, high = column.range
-            counts[name] = sum(not low <= value <= high for value in values)
-    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return inputs, outside
 
 
 def _category(value: Any, place: Mapping[str, int]) -> int:

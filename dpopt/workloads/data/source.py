@@ -29,6 +29,10 @@ class Source:
     records: int  # their number
     read: Callable[[str], Iterator[list[Any]]]
 
+    def values(self, column: str) -> list[Any]:
+        """All values of a column."""
+        return [value for batch in self.read(column) for value in batch]
+
 
 def open_source(dataset: Entry, split: str) -> Source:
     """The records of a split: from local files, see `files`, else from the hub (or what was loaded from it)."""
@@ -54,7 +58,7 @@ def files_of(places: Any) -> list[Path]:
 
 def read_column(source: Source, column: str) -> list[Any]:
     """All values of a column; `ConfigError` where one is missing."""
-    values = [value for batch in source.read(column) for value in batch]
+    values = source.values(column)
     if None in values:
         raise ConfigError(f"{source.name}[{values.index(None)}]", None, f"the value of {column} is missing")
     return values
