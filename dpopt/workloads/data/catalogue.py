@@ -245,7 +245,6 @@ def _with_own(files: tuple[tuple[Path, int], ...]) -> dict[str, Entry]:
     every = dict(_installed())
     for file in (file for file, _ in files if b"\nsplits:" in b"\n" + file.read_bytes()):
         origin = f"{file.parent.name}/{file.name}"
-        _refuse_known(file.stem, origin)  # or a shipped suite would mean other records here
         every[file.stem] = _parse(file.stem, documents.mapping(file), origin, file.with_suffix(""))
     return dict(sorted(every.items()))
 
@@ -255,7 +254,6 @@ def _installed() -> dict[str, Entry]:
     every = {name: _parse(name, documents.mapping(file)) for name, file in _shipped().items()}
     for point in entry_points(group="dpopt.data"):
         origin = point.dist.name if point.dist else point.value
-        _refuse_known(point.name, origin)
         file = resources.files(point.value).joinpath(f"{point.name}.yaml")
         every[point.name] = _parse(point.name, documents.mapping(file), origin)
     return dict(sorted(every.items()))
@@ -267,12 +265,9 @@ def _shipped() -> dict[str, Traversable]:
     return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
 
 
-def _refuse_known(name: str, origin: str) -> None:
-    if name in _shipped():
-        raise ConfigError("data", name, f"it is the name of a data set of dpopt's: give that of {origin} another one")
-
-
 def _parse(name: str, content: Mapping[str, Any], origin: str = "", folder: Path | None = None) -> Entry:
+    if origin and name in _shipped():  # or a shipped suite would mean other records here
+        raise ConfigError("data", name, f"it is the name of a data set of dpopt's: give that of {origin} another one")
     built, where = {}, origin if folder else name
     for key, kind in (("splits", SplitEntry), ("columns", Column)):
         parts = fields.convert(content.get(key, {}), dict[str, dict[str, Any]], f"{where}.{key}", {})
