@@ -151,12 +151,16 @@ def _suite(name: str) -> _Files:
     return {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
 
 
-def add_data(name: str, keys: DataKeys) -> _Files:
+def _data(name: str, *options: str) -> _Files:
     """Write a data set of one's own; the files of its records are too large to be returned as texts."""
-    from dpopt.workloads.data.own import HOW_TO_STATE, add
+    from dpopt.workloads.data import own
+    from dpopt.workloads.data.catalogue import HOW_TO_STATE
 
+    keys = read(DataKeys, options, "new data")
     check_writable(Path(), "new")
-    entry = add(name, keys)
+    own.check_free(name)
+    with own.imported(name, keys) as imported:
+        entry = own.keep(imported)
     counts = ", ".join(f"{part.records:,} {split}" for split, part in entry.splits.items())
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
@@ -177,9 +181,5 @@ def _filled(template: str, values: dict[str, str]) -> str:
     return Template(text).substitute(values) if values else text
 
 
-KINDS: dict[str, Callable[..., _Files]] = {
-    "optimizer": _optimizer,
-    "suite": _suite,
-    "data": lambda name, *options: add_data(name, read(DataKeys, options, "new data")),
-}
+KINDS: dict[str, Callable[..., _Files]] = {"optimizer": _optimizer, "suite": _suite, "data": _data}
 """Kind -> the files that `new` writes of it."""

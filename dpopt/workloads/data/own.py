@@ -26,14 +26,13 @@ from PIL import Image
 from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.data import catalogue, records
-from dpopt.workloads.data.catalogue import HOW_TO_STATE, UNSTATED, Column, Entry, SplitEntry
+from dpopt.workloads.data.catalogue import UNSTATED, Column, Entry, SplitEntry
 from dpopt.workloads.data.source import ROWS, open_source, quiet, read_column
 from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["HOW_TO_STATE", "add", "check_free", "imported", "keep"]
 FOLDER = Path("data")
 """Entries and files of one's own lie here, in the current folder."""
 _PUBLIC = "# Public with this file: the SHA-256 of the records tell whether a guess at all of them is right.\n"
@@ -44,21 +43,12 @@ _MOST_VALUES = 1000
 Splits = dict[str, "Dataset"]
 
 
-def add(name: str, keys: DataKeys) -> Entry:
-    """Write `data/NAME.yaml`, and `data/NAME/SPLIT-00000-of-00001.parquet` for each split, for the owner alone to read.
-
-    ConfigError leaves everything as it was.
-    """
-    check_free(name)
-    with imported(name, keys) as entry:
-        return keep(entry)
-
-
 @contextmanager
 def imported(name: str, keys: DataKeys) -> Iterator[Entry]:
     """The entry of the records at `keys.from_`, NAME@VERSION, whose copies are in a folder for their owner alone.
 
-    At the end the folder is gone, and so is the cache of what is computed meanwhile, which is in it.
+    At the end the folder is gone, and so is the cache of what is computed meanwhile, which is in it. ConfigError leaves
+    everything as it was.
     """
     before = os.environ.get("DPOPT_CACHE")
     with TemporaryDirectory(dir=".", prefix=".dpopt-") as scratch:  # of mode 0700
@@ -83,7 +73,7 @@ def check_free(name: str) -> None:
 
 
 def keep(entry: Entry) -> Entry:
-    """Move the files of an entry that was `imported` to `data/NAME/`, and write `data/NAME.yaml`."""
+    """Move the Parquet files of an entry that was `imported` to `data/NAME/`, and write `data/NAME.yaml`."""
     assert entry.folder
     FOLDER.mkdir(exist_ok=True)
     # Written before the folder is moved, so that nothing but the two names can fail.
