@@ -97,9 +97,9 @@ def _optimizer(name: str, *options: str) -> _Files:
         raise ConfigError("name", name, "an optimizer of that name is registered: `dpopt list what=optimizers`")
     parts = [part.upper() if part in ("dp", "sgd") else part.capitalize() for part in name.split("_")]
     values = {"name": name, "class": "".join(parts), "families": " | ".join(registry.FAMILIES), "version": __version__}
-    if re.search(rf"\b{values['class']}\b", _filled("optimizer.py", {})):
+    rule, entry = _template("optimizer.py"), _template("optimizer.yaml")
+    if re.search(rf"\b{values['class']}\b", rule):
         raise ConfigError("name", name, f"a class {values['class']} would hide what its module imports")
-    rule, entry = _filled("optimizer.py", {}), _filled("optimizer.yaml", {})
     if file := read(_OptimizerKeys, options, "new optimizer").from_:
         rule, values["class"] = _class_of(file, name)
         # What the template's entry says of its own fields is not true of others.
@@ -127,11 +127,11 @@ def _optimizer(name: str, *options: str) -> _Files:
     values |= {"module": f"{package}.{name}", "package": package, "hyphenated": hyphenated}
     root = Path(f"dpopt-{hyphenated}")
     contents = {
-        root / "pyproject.toml": _filled("pyproject.toml", values),
+        root / "pyproject.toml": Template(_template("pyproject.toml")).substitute(values),
         root / package / "__init__.py": "",
         root / package / f"{name}.py": rule,
         root / package / f"{name}.yaml": Template(entry).substitute(values),
-        root / "tests" / f"test_{name}.py": _filled("test_optimizer.py", values),
+        root / "tests" / f"test_{name}.py": Template(_template("test_optimizer.py")).substitute(values),
     }
     return contents, [f"pip install --editable '{root}[dev]'", f"python -m pytest {root}", "dpopt list"]
 
@@ -148,7 +148,7 @@ def _suite(name: str) -> _Files:
     if name in suite_files():
         raise ConfigError("name", name, f"{suite_files()[name]} is a suite of that name")
     path = (_source_tree() or Path()) / "benchmarks" / f"{name}.yaml"
-    return {path: _filled("suite.yaml", {})}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
+    return {path: _template("suite.yaml")}, [f"dpopt plan suite={name} timed_draws=20", f"dpopt run suite={name}"]
 
 
 def _data(name: str, *options: str) -> _Files:
@@ -176,9 +176,8 @@ def small_workload(entry: Entry) -> dict[str, Any]:
     return {"name": name, "data": entry.name} | (of_images if name == "images" else {})
 
 
-def _filled(template: str, values: dict[str, str]) -> str:
-    text = (resources.files("dpopt.cli") / "templates" / f"{template}.txt").read_text("utf-8")
-    return Template(text).substitute(values) if values else text
+def _template(name: str) -> str:
+    return (resources.files("dpopt.cli") / "templates" / f"{name}.txt").read_text("utf-8")
 
 
 KINDS: dict[str, Callable[..., _Files]] = {"optimizer": _optimizer, "suite": _suite, "data": _data}
