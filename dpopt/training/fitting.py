@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -257,7 +257,7 @@ def fit(
             apart = [*stated, plan.noise, examples, precision, multiplicity, *processes.gather(list(code.values()))[0]]
             # Draws that two runs of one seed shared would cost more than their ledgers say together.
             draw_source = derive(source, spent.to_json()) if spent else source
-            file.seeds = _seeds(draw_source, apart, subject, seen, clipper, processes, [engine, size])
+            file.seeds = _seeds(draw_source, apart, seen, clipper, processes, [engine, size])
             file.start = digest(start)
 
         # Around the optimizer, so that neither changes what it asks for, and so what it costs.
@@ -450,13 +450,7 @@ def _doubts(
 
 
 def _seeds(
-    source: int,
-    apart: Sequence[object],
-    subject: Subject,
-    seen: Subject,
-    engine: ClippingEngine,
-    processes: Processes,
-    how: Sequence[object],
+    source: int, apart: list[Any], seen: Subject, engine: ClippingEngine, processes: Processes, how: list[Any]
 ) -> tuple[int, int]:
     """The seeds of draws and noise, the same in all processes; runs of one `source` share their draws.
 
@@ -464,7 +458,7 @@ def _seeds(
     beside all this which random numbers a layer draws.
     """
     looks: list[object] = []
-    x, y = (send(part[:64], subject.device) for part in seen.train)  # enough to tell two runs of one seed apart
+    x, y = (send(part[:64], seen.device) for part in seen.train)  # enough to tell two runs of one seed apart
 
     def views_and_losses() -> tuple[Tensor, Tensor]:
         inputs = seen.transform(x)
@@ -473,7 +467,7 @@ def _seeds(
     for is_training in (False, True):
         with unchanged(seen.model, is_training):
             torch.manual_seed(0)
-            look, is_random = watch_generators(lambda: digest(*views_and_losses()), subject.device)
+            look, is_random = watch_generators(lambda: digest(*views_and_losses()), seen.device)
             looks.append(look)
     # Where layers or views draw random numbers, these depend on how a draw is cut into batches too. A dropout of one
     # number in a thousand may not show in three records, but in the generator's state. One process decides: others may
