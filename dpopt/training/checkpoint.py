@@ -195,22 +195,15 @@ def _layer(layer: nn.Module) -> Any:
     return [type(layer).__qualname__, _ADDRESS.sub("", layer.extra_repr()), fingerprint(settings), fingerprint(code)]
 
 
-@contextmanager
-def leased(folder: Path | None, is_writer: bool) -> Iterator[None]:
-    """The folder of a checkpoint belongs to this process for a while; ConfigError if it is another's."""
-    # Several processes of one run share the folder, of which only one writes.
-    if folder is None or not is_writer:
-        yield
-        return
+def leased(folder: Path) -> Lease:
+    """A lease on the folder of a checkpoint; ConfigError if another process has it."""
     try:
-        lease = Lease(Path(folder, LEASE)).take()
+        return Lease(folder / LEASE).take()
     except Held as error:
         how = f"{error}; if that is gone, remove {LEASE} there"
         raise ConfigError("checkpoint", str(folder), how) from error
     except OSError as error:
         raise ConfigError("checkpoint", str(folder), f"cannot be written: {error.strerror}") from error
-    with lease:
-        yield
 
 
 @contextmanager

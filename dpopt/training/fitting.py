@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -170,7 +170,8 @@ def fit(
         torch.enable_grad(),
         bars.bar(get_console(), progress and is_first) as show,
         processes.together() as settle,
-        leased(checkpoint, is_first),
+        # Several processes of one run share the folder, of which only one writes.
+        leased(checkpoint) if checkpoint is not None and is_first else nullcontext(),
     ):
         show("reading the data")
         unit_column = unit if isinstance(unit, str) else ""
