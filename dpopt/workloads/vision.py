@@ -56,7 +56,7 @@ class ImageClassification(Workload):
     a linear layer above a fixed part (`FROZEN`), features are computed once (`features`), in evaluation mode.
 
     Args:
-        data: name of a data set of images, see `data.names`.
+        data: name of a data set of images, see `data.entries`.
         architecture: a key of `architectures()` or `FROZEN`, or the name of a model of timm's, such as
             "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
         pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the

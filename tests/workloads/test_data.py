@@ -340,7 +340,7 @@ def test_checkpoints(root, monkeypatch):
 # The entries
 
 
-@pytest.mark.parametrize("dataset", map(data.entry, data.names()), ids=data.names())
+@pytest.mark.parametrize("dataset", map(data.entry, data.entries()), ids=data.entries())
 def test_entries_are_complete(dataset):
     assert dataset.licence
     assert dataset.reference

@@ -262,18 +262,18 @@ def test_nothing_is_overwritten(stored, capsys):
 def test_entries_of_the_current_folder(here, stored, capsys, monkeypatch):
     Path("data/notes.yaml").write_text("kind: of something else\n")
     Path("data/large.yaml").write_bytes(b"- 1\n" * 10**6)
-    assert "people" in data.names()
-    assert {"notes", "large"}.isdisjoint(data.names())
+    assert "people" in data.entries()
+    assert {"notes", "large"}.isdisjoint(data.entries())
     capsys.readouterr()
     assert main(["list", "what=data", "format=markdown"]) == 0
     printed = capsys.readouterr().out
-    assert all(MARKDOWN.escape(data.entry(name).note) in printed for name in data.names())
+    assert all(MARKDOWN.escape(data.entry(name).note) in printed for name in data.entries())
     line = next(line for line in printed.splitlines() if line.startswith("| people "))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:5] == ["people", "table", "49 train + 11 test", "2", "none stated"]
     assert cells[5:7] == ["local folder only, by data/people.yaml", "own data"]
     monkeypatch.chdir(here.parent)
-    assert "people" not in data.names()
+    assert "people" not in data.entries()
 
 
 def test_a_shipped_name_means_the_shipped_data(here):

@@ -23,10 +23,10 @@ from dpopt.fields import cache_root, data_root
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
-from dpopt.workloads.data.catalogue import Entry, entry, names, pinned
+from dpopt.workloads.data.catalogue import Entry, entries, entry, pinned
 from dpopt.workloads.data.source import Source, files_of, identity, missing, open_source, read_column
 
-__all__ = ["Entry", "checkpoint", "entry", "fingerprint", "images", "missing", "names", "pinned", "table", "texts"]
+__all__ = ["Entry", "checkpoint", "entries", "entry", "fingerprint", "images", "missing", "pinned", "table", "texts"]
 
 
 def images(name: str, split: str, size: int | None = None) -> Split:

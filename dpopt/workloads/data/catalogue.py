@@ -186,11 +186,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def names() -> tuple[str, ...]:
-    """The names of all data sets, sorted."""
-    return tuple(entries())
-
-
 def entry(name: str) -> Entry:
     """The entry of the data set `name`, or of NAME@VERSION as `pinned` gives it, unless that has changed."""
     plain, _, version = str(name).partition("@")

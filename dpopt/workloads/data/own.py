@@ -68,7 +68,7 @@ def check_free(name: str) -> None:
     for path in (FOLDER / name, FOLDER / f"{name}.yaml"):
         if path.exists():
             raise ConfigError("name", name, f"{path} exists")
-    if name in catalogue.names():
+    if name in catalogue.entries():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
 
 
