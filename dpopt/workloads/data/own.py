@@ -102,15 +102,15 @@ def _import(name: str, keys: DataKeys, scratch: str) -> Entry:
         content |= _write_images(splits, chosen, options, folder)
         unseen = "normalised by mean 0.5 and std 0.5, which no record has a part in"
         note = "; ".join(filter(None, (unseen, note)))
+    elif kind == "table":
+        # In one piece: of rows that were selected, each is one of its own, for which all else takes minutes.
+        arrow: dict[str, Any] = {split: rows.with_format("arrow")[:] for split, rows in splits.items()}
+        tables = {split: rows.combine_chunks() for split, rows in arrow.items()}
+        content["columns"] = _columns(splits["train"].features, tables.values(), options)
+        for split, rows in tables.items():
+            parquet.write_table(rows, _file(folder, split))
     else:
-        if kind == "table":
-            # In one piece: of rows that were selected, each is one of its own, for which all else takes minutes.
-            arrow: dict[str, Any] = {split: rows.with_format("arrow")[:] for split, rows in splits.items()}
-            tables = {split: rows.combine_chunks() for split, rows in arrow.items()}
-            content["columns"] = _columns(splits["train"].features, tables.values(), options)
-            for split, rows in tables.items():
-                parquet.write_table(rows, _file(folder, split))
-        for split, rows in splits.items() if chosen else ():
+        for split, rows in splits.items():
             rows.select_columns([chosen, target]).to_parquet(_file(folder, split))
     entry = Entry(
         name=name,
