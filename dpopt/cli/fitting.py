@@ -83,8 +83,7 @@ class Fit(DataKeys):
             self._train(self._model_of(records, f"{name}@{records.version}"), optimizer)
             if self.keep:
                 own.keep(records)
-        if self.keep:
-            OUT.print(f"kept for you alone to read: data={name}, a copy of the records in {own.FOLDER / name}/")
+                OUT.print(f"kept for you alone to read: data={name}, a copy of the records in {own.FOLDER / name}/")
 
     def _model_of(self, entry: Entry, name: str) -> Workload:
         content = small_workload(entry) | {"data": name}
