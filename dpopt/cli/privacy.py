@@ -70,15 +70,9 @@ class Calibrate:
             draws = number_of_draws(_need(self.epochs, "draws or epochs"), rate, 1)
         if delta is None:
             delta = default_delta(_need(self.examples, "delta or examples"))
-        plan = calibrate(
-            registry.make("optimizer", self.optimizer, self.fields),
-            rate=rate,
-            draws=draws,
-            dimension=self.dimension,
-            epsilon=self.epsilon,
-            delta=delta,
-            accountant=self.accountant,
-        )
+        optimizer = registry.make("optimizer", self.optimizer, self.fields)
+        sizes: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": self.dimension}
+        plan = calibrate(optimizer, epsilon=self.epsilon, delta=delta, accountant=self.accountant, **sizes)
         for kind, noise in plan.noise.items():
             OUT.print(f"noise multiplier ({kind}) = {_up(noise)}")
         OUT.print(f"epsilon = {_up(plan.epsilon)}  ({plan.accountant}, delta = {plan.delta}, {plan.draws} draws)")
