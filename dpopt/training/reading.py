@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -362,6 +363,4 @@ def _whole(inputs: Inputs, targets: Tensor, where: str) -> tuple[Inputs, Tensor]
             if bad:
                 how = "expected finite numbers: such a record would teach nothing, so fill or leave out what is missing"
                 raise ConfigError(f"{where}, {name}", f"NaN or infinity in {bad} of {len(part)} records", how)
-    if isinstance(inputs, dict):
-        return {name: part.detach() for name, part in inputs.items()}, targets.detach()
-    return inputs.detach(), targets.detach()
+    return pytree.tree_map(Tensor.detach, (inputs, targets))
