@@ -20,7 +20,6 @@ from dpopt.workloads.data_keys import DataKeys
 
 if TYPE_CHECKING:
     from dpopt.workloads.base import Workload
-    from dpopt.workloads.data import Entry
 
 _AS_THEY_ARE = ("epsilon", "delta", "accountant", "device", "unit_rows", "average", "checkpoint")
 """Keys that are arguments of `dpopt.fit`."""
@@ -57,7 +56,7 @@ class Fit(DataKeys):
         from dpopt import training
         from dpopt.privacy import accountants
         from dpopt.training.saved import check_new
-        from dpopt.workloads.data import catalogue, own
+        from dpopt.workloads.data import own
 
         check_new(self.to, "to")
         if self.fields and not self.optimizer:
@@ -73,20 +72,19 @@ class Fit(DataKeys):
         if self.workload:
             return self._train(registry.make("workload", self.workload, self.options), optimizer)
         if not self.from_:
-            name = str(self.data)
-            return self._train(self._model_of(catalogue.entry(name), name), optimizer)
+            return self._train(self._model_of(str(self.data)), optimizer)
         name = self.from_.stem
         check_name(name)
         if self.keep:
             own.check_free(name)
         with own.imported(name, self) as records:
-            self._train(self._model_of(records, f"{name}@{records.version}"), optimizer)
+            self._train(self._model_of(f"{name}@{records.version}"), optimizer)
             if self.keep:
                 own.keep(records)
                 OUT.print(f"kept for you alone to read: data={name}, a copy of the records in {own.FOLDER / name}/")
 
-    def _model_of(self, entry: Entry, name: str) -> Workload:
-        content = small_workload(entry) | {"data": name}
+    def _model_of(self, name: str) -> Workload:
+        content = small_workload(name)
         return registry.make("workload", content.pop("name"), content | self.options)
 
     def _train(self, workload: Workload, optimizer: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -22,12 +22,7 @@ from dpopt.fields import key
 from dpopt.files import check_writable
 from dpopt.workloads.data_keys import DataKeys
 
-if TYPE_CHECKING:
-    from dpopt.workloads.data import Entry
-
 _NAMES = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-
-
 _Files = tuple[dict[Path, str], list[str]]
 """Path -> text of files that are not there yet, and commands that show that they work."""
 
@@ -165,15 +160,18 @@ def _data(name: str, *options: str) -> _Files:
     OUT.print(f"data/{name}.yaml, data/{name}/: {entry.kind} in {entry.classes} classes, {counts}")
     unstated = [column for column, stated in entry.columns.items() if not stated.is_stated]
     steps = [f"state in data/{name}.yaml what is public of {', '.join(unstated)}: {HOW_TO_STATE}"] if unstated else []
-    workload = ", ".join(f"{key}: {value}" for key, value in small_workload(entry).items())
+    workload = ", ".join(f"{key}: {value}" for key, value in small_workload(name).items())
     return {}, [*steps, "dpopt new suite NAME, with", f"  workloads: [{{{workload}}}]"]
 
 
-def small_workload(entry: Entry) -> dict[str, Any]:
+def small_workload(data: str) -> dict[str, Any]:
     """The name and fields of a workload on a data set that takes little time."""
-    name = {"table": "table", "text": "texts"}.get(entry.kind, "images")
-    of_images = {"architecture": "two_conv"} | ({} if entry.size else {"size": 32})
-    return {"name": name, "data": entry.name} | (of_images if name == "images" else {})
+    from dpopt.workloads.data.catalogue import entry
+
+    dataset = entry(data)
+    name = {"table": "table", "text": "texts"}.get(dataset.kind, "images")
+    of_images = {"architecture": "two_conv"} | ({} if dataset.size else {"size": 32})
+    return {"name": name, "data": data} | (of_images if name == "images" else {})
 
 
 def _template(name: str) -> str:
