@@ -155,9 +155,7 @@ def summary(
 ) -> dict[str, Any]:
     """The part of a record that says what the run spent; epsilon is recomputed from the ledger that it left.
 
-    Args:
-        plan, oracle, state, target, examples: of the run.
-        spent: the draws of earlier runs on the same records, which epsilon counts too.
+    `spent` are the draws of earlier runs on the same records, which epsilon counts too.
 
     Raises:
         RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
