@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         answer(parser, COMMANDS)
     chosen = parser.parse_args(arguments)
-    name = "plan" if getattr(chosen, "dry_run", False) else chosen.command
+    name = chosen.command
     command = COMMANDS[name]
     # These train, and their garbage may hold large tensors; the others read thousands of records, which all stay.
     if command.run not in (run, retry, Fit, bench, audit):
@@ -80,8 +80,6 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.add_argument("overrides", nargs="*", metavar=command.usage, help="keys and their values")
-        if name in ("run", "retry"):
-            added.add_argument("--dry-run", action="store_true", help="train nothing: show what `dpopt plan` shows")
     return parser
 
 
