@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
-from tabulate import tabulate
 
 from dpopt import bars, fields, registry
 from dpopt._extras import EXTRAS
 from dpopt.cli.console import OUT, Plain
 from dpopt.errors import ConfigError, cut
 from dpopt.fields import key
-from dpopt.markup import MARKDOWN
 
 if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
@@ -29,14 +27,8 @@ class List:
     """Print the registered names, a table for each kind."""
 
     what: Literal["optimizers", "workloads", "data", "suites", "models"] | None = key("print one table alone", None)
-    format: Literal["markdown"] | None = key("print it as Markdown, by default that of the optimizers", None)
 
     def __call__(self) -> None:
-        if self.format:
-            rows = LISTED[self.what or "optimizers"]()
-            shown = [{name: MARKDOWN.escape(value) for name, value in row.items()} for row in rows]
-            OUT.print(tabulate(shown, headers="keys", tablefmt="pipe"))
-            return
         kinds = [self.what] if self.what else [name for name in LISTED if name not in ("models", "suites")]
         for what in kinds:
             rows = LISTED[what]()

@@ -113,10 +113,7 @@ def _optimizer(name: str, *options: str) -> _Files:
             tree / "dpopt" / "optimizers" / f"{name}.py": rule,
             tree / "dpopt" / "conf" / "optimizer" / f"{name}.yaml": Template(entry).substitute(values),
         }
-        return contents, [
-            f"python -m pytest tests/conformance -k {name}",
-            "dpopt list format=markdown  # for the README",
-        ]
+        return contents, [f"python -m pytest tests/conformance -k {name}", "dpopt list"]
     # Elsewhere a distribution of its own registers the class, by the entry-point group "dpopt.optimizers".
     package, hyphenated = f"dpopt_{name}", name.replace("_", "-")
     values |= {"module": f"{package}.{name}", "package": package, "hyphenated": hyphenated}

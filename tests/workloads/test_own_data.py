@@ -14,8 +14,8 @@ from PIL import Image
 
 from dpopt import registry
 from dpopt.cli import main
+from dpopt.cli.listing import LISTED
 from dpopt.errors import ConfigError
-from dpopt.markup import MARKDOWN
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue
 
@@ -259,17 +259,14 @@ def test_nothing_is_overwritten(stored, capsys):
 # The search path
 
 
-def test_entries_of_the_current_folder(here, stored, capsys, monkeypatch):
+def test_entries_of_the_current_folder(here, stored, monkeypatch):
     Path("data/notes.yaml").write_text("kind: of something else\n")
     Path("data/large.yaml").write_bytes(b"- 1\n" * 10**6)
     assert "people" in data.entries()
     assert {"notes", "large"}.isdisjoint(data.entries())
-    capsys.readouterr()
-    assert main(["list", "what=data", "format=markdown"]) == 0
-    printed = capsys.readouterr().out
-    assert all(MARKDOWN.escape(data.entry(name).note) in printed for name in data.entries())
-    line = next(line for line in printed.splitlines() if line.startswith("| people "))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    rows = {row["data set"]: row for row in LISTED["data"]()}
+    assert {name: row["note"] for name, row in rows.items()} == {n: each.note for n, each in data.entries().items()}
+    cells = list(rows["people"].values())
     assert cells[:5] == ["people", "table", "49 train + 11 test", "2", "none stated"]
     assert cells[5:7] == ["local folder only, by data/people.yaml", "own data"]
     monkeypatch.chdir(here.parent)
