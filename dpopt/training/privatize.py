@@ -87,8 +87,7 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
                 replaced[id(module)] = _replacement(module, where, batchnorm)
         new, change = replaced[id(module)]
         if new is not module and name:
-            parent, _, leaf = name.rpartition(".")
-            copied.get_submodule(parent)._modules[leaf] = new
+            copied.set_submodule(name, new)
         elif new is not module:
             copied = new
         changes += [f"{name or 'the model'}: {change}"] if change else []
