@@ -79,8 +79,7 @@ def _class_of(file: Path, name: str) -> tuple[str, str]:
         classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     except (OSError, ValueError, SyntaxError) as error:
         raise ConfigError("from", str(file), f"it cannot be read: {error}") from error
-    methods = [{node.name for node in each.body if isinstance(node, ast.FunctionDef)} for each in classes]
-    rules = [each for each, of in zip(classes, methods, strict=True) if of & {"step", "direction"}]
+    rules = [each for each in classes if {"step", "direction"} & {getattr(node, "name", "") for node in each.body}]
     chosen = [each for each in rules if each.name.lower() == name.replace("_", "")] or rules
     if len(chosen) != 1:
         raise ConfigError("from", str(file), "expected one class with a method `step` or `direction`")
