@@ -42,7 +42,7 @@ def images(name: str, split: str, size: int | None = None) -> Split:
         ConfigError: an unknown name or split, a size that the data set cannot have, or records that cannot be loaded
             or are not the known ones.
     """
-    dataset = _of_kind(name, split, "image")
+    dataset = _of_kind(name, "image")
     side = dataset.size if size is None else size
     if side is None or side < 1:
         raise ConfigError(f"{dataset.name}.size", size, "the images vary in size: expected the one to resize them to")
@@ -60,7 +60,7 @@ def table(name: str, split: str) -> Split:
 
     `ConfigError` as of `images`; also where ranges or values of columns are not stated.
     """
-    dataset = _of_kind(name, split, "table")
+    dataset = _of_kind(name, "table")
     columns = {column: [stated.range, stated.values] for column, stated in dataset.columns.items()}
 
     def encoded(source: Source) -> tuple[NDArray[Any], str]:
@@ -112,7 +112,7 @@ def texts(name: str, split: str) -> tuple[tuple[Any, ...], Tensor]:
 
     Gives n texts and class numbers, int64 [n]; of pairs (sources, targets), each n texts, and zeros.
     """
-    dataset = _of_kind(name, split, "text", "pairs")
+    dataset = _of_kind(name, "text", "pairs")
     source = open_source(dataset, split)
     inputs = _strings(source, dataset.inputs)
     if dataset.kind == "pairs":
@@ -147,11 +147,10 @@ def checkpoint(file_stem: str) -> Path | None:
     return matching[0]
 
 
-def _of_kind(name: str, split: str, *kinds: str) -> Entry:
+def _of_kind(name: str, *kinds: str) -> Entry:
     dataset = entry(name)
     if dataset.kind not in kinds:
         raise ConfigError("data", name, f"expected a data set of the kind {' or '.join(kinds)}, not {dataset.kind}")
-    dataset.part(split)  # refuses one that it has not
     return dataset
 
 
