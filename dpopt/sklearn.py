@@ -61,9 +61,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.result_ = fit(model, loss, (x, y), seed=seed, progress=False, device="cpu", **options)
         return self
 
-    def _predict(self, X: Any) -> Any:
+    def _predict(self, X: Any, method: str = "predict") -> Any:
         check_is_fitted(self, "result_")
-        return self.result_.predict(validate_data(self, _numbers(X), dtype=np.float32, reset=False))
+        return getattr(self.result_, method)(validate_data(self, _numbers(X), dtype=np.float32, reset=False))
 
 
 def _numbers(X: Any) -> Any:
@@ -94,8 +94,7 @@ class DPClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each class, float64 [n, classes]."""
-        check_is_fitted(self, "result_")
-        return self.result_.predict_proba(validate_data(self, _numbers(X), dtype=np.float32, reset=False))
+        return self._predict(X, "predict_proba")
 
 
 class DPRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
