@@ -9,7 +9,7 @@ from dpopt._lazy import attach
 from dpopt.registry import create
 
 if TYPE_CHECKING:
-    from dpopt import clipping, privacy, testing
+    from dpopt import clipping, errors, privacy, sklearn, testing
     from dpopt.results.results import Results, load_results
     from dpopt.runs.run_suite import run_suite
     from dpopt.suites.suite import Suite, load_suite
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "clipping",
     "create",
+    "errors",
     "fit",
     "load",
     "load_results",
@@ -33,20 +34,17 @@ __all__ = [
     "privacy",
     "privatize",
     "run_suite",
+    "sklearn",
     "testing",
 ]
 
 
-def __dir__() -> list[str]:
-    return __all__
-
-
 # On first use: a list of names or a table must not wait for torch.
-__getattr__ = attach(
+__getattr__, __dir__ = attach(
     __name__,
     dict.fromkeys(["FitResult", "fit"], "dpopt.training")
     | dict.fromkeys(["Results", "load_results"], "dpopt.results.results")
     | dict.fromkeys(["Suite", "load_suite"], "dpopt.suites.suite")
     | {"run_suite": "dpopt.runs.run_suite", "privatize": "dpopt.training.privatize", "load": "dpopt.training.saved"}
-    | {name: f"dpopt.{name}" for name in ("clipping", "privacy", "testing")},
+    | {name: f"dpopt.{name}" for name in ("clipping", "errors", "privacy", "sklearn", "testing")},
 )

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 
-def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module-level `__getattr__` (PEP 562) for `package`, of public name -> module that holds it, or is it itself."""
+def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` (PEP 562) for `package`, of public name -> module that holds it, or is it itself."""
 
     def load(name: str) -> Any:
         if name not in names:
@@ -19,4 +19,4 @@ def attach(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)  # from here on it is found without this function
         return value
 
-    return load
+    return load, lambda: sys.modules[package].__all__

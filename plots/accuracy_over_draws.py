@@ -13,7 +13,7 @@ NEEDS = "curves"
 
 
 def draw(frame: pd.DataFrame, styles: Styles) -> Figure:
-    """One line a method; dashed: where runs without privacy end. Of many methods without ranges (`MOST`)."""
+    """One line a method; dashed: where runs without privacy end. More than twelve methods have no ranges."""
     private = frame[frame["epsilon_target"] < math.inf]
     ceilings = frame[frame["epsilon_target"] == math.inf] if len(private) else private
     frame = private if len(private) else frame

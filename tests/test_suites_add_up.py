@@ -151,8 +151,8 @@ def test_a_published_suite_is_read_and_made_again(here, capsys):
     pd.testing.assert_frame_equal(stored.curves, published.curves, check_like=True)
     for command in ("table", "rank", "status"):
         assert main([command, "suite=grown", "results=published"]) == 0
-    assert main(["report", "suite=grown", "results=published", "plots=figures", "to=page.html"]) == 0
-    assert (here / "page.html").stat().st_size > 1000
+    assert main(["report", "suite=grown", "results=published", "plots=figures"]) == 0
+    assert (here / "grown.html").stat().st_size > 1000
     assert files(there) == before, "what is published is only read"
     assert main(["run", "suite=grown.yaml", "results=published"]) == 2
 

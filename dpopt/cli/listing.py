@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
 
 # Left out of a terminal of fewer than 140 columns.
-_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub"}
+_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub", "file"}
 _LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning", "size", "needs")
 
 

@@ -193,15 +193,12 @@ class Plot(OfSuite):
 class Report(OfSuite):
     """Write one HTML page of a suite, with its tables and figures, that opens without a network."""
 
-    to: Path | None = key("file of the page; by default in the suite's folder", None)
+    to: Path | None = key("file of the page; by default in the suite's folder, or SUITE.html here if published", None)
 
     def __call__(self) -> None:
         results = self.stored()
-        if not self.to and results.store.is_read_only:
-            raise ConfigError(
-                "to", None, "what is published is only read: say into which file the page is to be written"
-            )
-        path = self.to or results.folder / "report.html"
+        beside = Path(f"{results.suite}.html") if results.store.is_read_only else results.folder / "report.html"
+        path = self.to or beside
         check_writable(path.parent, "to", "to=FILE says another place")
         results.store.write(path, results.report(self.plots, self.overrides))
         OUT.print(str(path))

@@ -150,7 +150,11 @@ def run(overrides: Sequence[str], is_again: bool = False) -> int:
         ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again")
     if outcome.is_stopped:
         raise KeyboardInterrupt
-    return 1 if outcome.failed or outcome.damaged else 0
+    if outcome.failed or outcome.damaged:
+        return 1
+    place = "" if suite.results == Path("results") else f" results={suite.results}"
+    ERR.print(f"next: dpopt table suite={suite.name}{place}", style="dim")
+    return 0
 
 
 def retry(overrides: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dpopt.types import Optimizer
 
 __all__ = ["Optimizer"]
-__getattr__ = attach(__name__, {"Optimizer": "dpopt.types"})
+__getattr__, __dir__ = attach(__name__, {"Optimizer": "dpopt.types"})
 
 
 class _Callable(ModuleType):

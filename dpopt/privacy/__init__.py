@@ -34,7 +34,7 @@ __all__ = [
     "epsilon",
 ]
 
-__getattr__ = attach(
+__getattr__, __dir__ = attach(
     __name__,
     dict.fromkeys(["BudgetSpent", "ReplayOracle", "TraceOracle", "UnplannedRelease"], "dpopt.privacy.oracle")
     | dict.fromkeys(["Batch", "Oracle", "Query", "Record", "Release"], "dpopt.types")

@@ -190,7 +190,7 @@ def fit(
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
         stated += [spent.to_json()] if spent else []
-        draws, rate = number_of_draws(epochs, batch_size, examples), sampling_rate(batch_size, examples)
+        rate, draws = sampling_rate(batch_size, examples), number_of_draws(epochs, batch_size, examples)
         unit_rows = unit_rows or UNIT_ROWS
         if (rows := max(map(len, of_person), default=0)) > unit_rows:
             warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)

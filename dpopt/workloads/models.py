@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache, partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _LORA_TARGETS = r".*\.(attn\.(qkv|proj)|mlp\.fc[12]|c_attn|c_proj|c_fc|attention\.(self\.(query|value)|[qv]_lin))"
 """The linear layers that get adapters, by name: all of timm's vision transformers and of GPT-2; of BERT and DistilBERT
 those of queries and values, as in Hu et al. 2022."""
+
+
+@cache
+def of_packages() -> dict[str, Callable[..., nn.Module]]:
+    """Models of other packages (entry points "dpopt.models"): name -> function.
+
+    Of (classes, channels, input side) for images, of (classes, inputs) for a table.
+    """
+    return {point.name: point.load() for point in entry_points(group="dpopt.models")}
 
 
 def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:

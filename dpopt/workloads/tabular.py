@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from dpopt.errors import ConfigError, Missing
+from dpopt import fields
+from dpopt.errors import ConfigError, Missing, unknown
 from dpopt.fields import Few, FewOrNone
-from dpopt.workloads import data
+from dpopt.workloads import data, models
 from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
 from dpopt.workloads.data import records
 from dpopt.workloads.metrics import area_under_curve
@@ -22,11 +23,13 @@ class TableClassification(Workload):
     Args:
         data: name of a table.
         hidden: width of the hidden layer, 0 for logistic regression, or the widths of several.
+        architecture: a model of another package in place of the network, see `models.of_packages`.
         validation: see `Workload`.
     """
 
     data: str = ""
     hidden: FewOrNone | tuple[Few, ...] = 64
+    architecture: str | None = fields.later(None)
 
     batch_size: ClassVar[int] = 256
     epochs: ClassVar[float] = 10.0
@@ -36,6 +39,8 @@ class TableClassification(Workload):
         if not self.data:
             raise ConfigError("workload.data", self.data, "expected the name of a table; `dpopt new data` makes one")
         object.__setattr__(self, "data", data.pinned(self.data, "table"))
+        if self.architecture and self.architecture not in models.of_packages():
+            raise unknown("workload.architecture", self.architecture, models.of_packages())
         super().__post_init__()
 
     @property
@@ -66,6 +71,8 @@ class TableClassification(Workload):
         return data.incoming(self.data, new)
 
     def model(self) -> nn.Module:
+        if self.architecture:
+            return models.of_packages()[self.architecture](self.classes, data.entry(self.data).width)
         hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)
         return mlp(data.entry(self.data).width, *hidden, self.classes)
 

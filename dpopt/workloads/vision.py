@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -249,13 +248,9 @@ CIFAR-10's they normalise by the constants of ImageNet, which changes little (`b
 """
 
 
-@cache
 def architectures() -> dict[str, Callable[[int, int, int], nn.Module]]:
-    """Models that are not timm's: name -> function of (classes, channels, input side).
-
-    Those of other packages are in the entry-point group "dpopt.models".
-    """
-    return {point.name: point.load() for point in entry_points(group="dpopt.models")} | _SHIPPED
+    """Models that are not timm's, those of other packages among them: name -> function of (classes, channels, side)."""
+    return models.of_packages() | _SHIPPED
 
 
 @cache

@@ -10,7 +10,7 @@ from torch import nn
 
 from dpopt import registry
 from dpopt.errors import ConfigError
-from dpopt.workloads import data
+from dpopt.workloads import data, models
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import catalogue, records
 from dpopt.workloads.data.catalogue import Column
@@ -59,6 +59,18 @@ def test_the_model(people):
         model = registry.create_workload("table", data="people", hidden=hidden).model()
         layers = [layer for layer in model if isinstance(layer, nn.Linear)]
         assert [layers[0].in_features, *(layer.out_features for layer in layers)] == sizes
+
+
+def test_a_model_of_another_package(people, monkeypatch):
+    own = {"own": lambda classes, inputs: nn.Sequential(nn.Linear(inputs, 3), nn.Tanh(), nn.Linear(3, classes))}
+    monkeypatch.setattr(models, "of_packages", lambda: own)
+    workload = registry.create_workload("table", data="people", architecture="own")
+    assert [parameter.shape for parameter in workload.model().parameters()] == [(3, 5), (3,), (2, 3), (2,)]
+    assert registry.spec("workload", "table", workload)["architecture"] == "own"
+    plain = registry.create_workload("table", data="people")
+    assert "architecture" not in registry.spec("workload", "table", plain), "ids of published cells have none"
+    with pytest.raises(ConfigError, match=r"workload\.architecture: 'owl' .*'own'"):
+        registry.create_workload("table", data="people", architecture="owl")
 
 
 def test_it_is_planned_without_files(people, monkeypatch, tmp_path):

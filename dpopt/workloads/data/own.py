@@ -67,7 +67,7 @@ def check_free(name: str) -> None:
     """Raise `ConfigError` where a data set NAME, or a file in its place, is there."""
     for path in (FOLDER / name, FOLDER / f"{name}.yaml"):
         if path.exists():
-            raise ConfigError("name", name, f"{path} exists")
+            raise ConfigError("name", name, f"{path} exists: remove data/{name}.yaml and data/{name}/ to make it anew")
     if name in catalogue.entries():
         raise ConfigError("name", name, "a data set of that name is known: `dpopt list what=data`")
 
