@@ -464,6 +464,14 @@ ADADP = {
     "adadp": "ADADP, rule as printed",
     "candidates": "best of candidate rates, not paid for",
 }
+DECAY = {
+    "adadp": "rule as printed",
+    "adadp_decay": "rule as printed, decay",
+    "adadp_decay_0.01": "rule as printed, decay, from η = 0.01",
+    "adadp_decay_1": "rule as printed, decay, from η = 1",
+    "adadp_code_no_decay": "rule of the code",
+    "adadp_code_decay": "rule of the code, decay",
+}
 NOISES = {value: f"ε = {value}" for value in (0.282, 0.311, 0.385, 0.424, 0.6, 0.661, 1.337, 1.477)}
 PAPER = {"hyfreedp": "HyFreeDP, the paper's rule, from 10⁻⁴"}
 CHOICES = "C, B and η that are not searched together"
@@ -548,6 +556,14 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         "adadp_cifar10_noise",
         {"adadp_code_decay": ADADP["adadp_code_decay"], "dp_adam": "DP-Adam, best of three", "dp_sgd": "DP-SGD"},
         NOISES,
+    ),
+    "adadp_decay_cifar10": partial(scores, "adadp_decay_cifar10", DECAY, NOISES, spread=True),
+    "adadp_decay_mnist": partial(
+        scores,
+        "adadp_decay_mnist",
+        {label: name for label, name in DECAY.items() if label != "adadp_code_no_decay"},
+        NOISES,
+        spread=True,
     ),
     "adadp_mnist": partial(
         scores,
