@@ -228,27 +228,7 @@ class Results:
         """
         from dpopt.results.report.page import page
 
-        of_suite = shlex.join(overrides or [f"suite={self.suite}"])
-        every = self._every_row(of_suite)
-        if effects := self.clip_batch():
-            every.append(effects)
-        every += [replace(table, command=f"dpopt rank {of_suite}") for table in self.ranks()]
-        chosen, plots = named(self.comparison, self.names), fields.path(folder, "folder")
-        return page(self.store, self.suite, self.stored, chosen, every, self.draw, plots, of_suite)
-
-    def _every_row(self, of_suite: str) -> list[Table]:
-        """The table with all scores, the numbers of a paper that the suite names, and its command; nothing if empty."""
-        if self.every.empty:
-            return []
-        scores, has_paper = tables.further_scores(self._rows), bool(self.manifest.get("published"))
-        options = [f"scores=[{','.join(scores)}]"] if scores else []
-        try:
-            table = self.show(scores=scores, compare=has_paper)
-            options += ["compare=published"] * has_paper
-        except ConfigError as error:
-            table = self.show(scores=scores)
-            table = replace(table, details=f"{table.details} Published numbers are left out: {error}.")
-        return [replace(table, command=shlex.join(["dpopt", "table", *shlex.split(of_suite), *options]))]
+        return page(self, fields.path(folder, "folder"), shlex.join(overrides or [f"suite={self.suite}"]))
 
     @cached_property
     def every(self) -> pd.DataFrame:

@@ -4,7 +4,6 @@ import csv
 import html
 import json
 import re
-import shlex
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -21,7 +20,7 @@ from dpopt.results import frames
 from dpopt.results.report import page as report
 from dpopt.results.report.sheet import grid
 from dpopt.results.results import Results
-from dpopt.results.writing import Table, named
+from dpopt.results.writing import Table
 
 FIGURE = '''"""A line for each method.
 
@@ -105,10 +104,13 @@ def whole(recorded, folder):
 
 
 def page_of(store, folder, overrides=(), further=()):
-    """The page of the suite without ranks, which take most of the time."""
-    stored, of_suite = Results(store, "made"), shlex.join(overrides or ["suite=made"])
-    every, chosen = [*stored._every_row(of_suite), *further], named(stored.comparison, stored.names)
-    return report.page(store, "made", stored.stored, chosen, every, stored.draw, folder, of_suite)
+    """The page of the suite without ranks, which take most of the time: `further` tables stand in their place."""
+
+    class Unranked(Results):
+        def ranks(self):
+            return further
+
+    return Unranked(store, "made").report(folder, overrides)
 
 
 def test_the_tables_hold_the_stored_numbers(recorded, whole):
@@ -295,8 +297,9 @@ def test_provenance_counts_cells(recorded, bare):
     cells.loc[0, ["commit", "dirty", "version_torch"]] = ["abd", True, "2.7"]
     cells.loc[1, "commit"] = None
     cells.loc[2, "state"] = "pending"
-    stored = frames.Stored(pd.concat([cells, cells.iloc[:1]]), [])
-    (counts,) = Page(report.page(recorded, "made", stored, pd.DataFrame(), [], None, bare, "")).tables
+    results = Results(recorded, "made")
+    results.__dict__["stored"] = frames.Stored(pd.concat([cells, cells.iloc[:1]]), [])
+    *_, counts = Page(report.page(results, bare, "")).tables
     assert counts[1:] == [
         ["commit", "abc", "18"],
         ["commit", "abd with changed files", "1"],

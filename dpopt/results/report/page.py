@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ import pandas as pd
 from dpopt.errors import ConfigError
 from dpopt.results import figures
 from dpopt.results.figures import Plot
-from dpopt.results.frames import Stored
 from dpopt.results.report.sheet import grid, inline, sheet, text
 from dpopt.results.scores import shown
-from dpopt.results.writing import Table
+from dpopt.results.tables import further_scores
+from dpopt.results.writing import Table, named
 from dpopt.store.runs import RESULTS, SETTLED, Store
 
 _STATES = (*SETTLED, "running", "interrupted", "pending")
@@ -81,28 +83,32 @@ def _sentence(rows: pd.DataFrame) -> str:
     return f"{workload}: the highest mean test {score.label} is that of {', '.join(clauses)}."
 
 
-def page(
-    store: Store,
-    suite: str,
-    stored: Stored,
-    chosen: pd.DataFrame,
-    tables: Sequence[Table],
-    draw: Callable[..., Any],
-    plots: Path,
-    of_suite: str,
-) -> str:
-    """The page of a suite, however much of it is done.
+def _tables(results: Any, of_suite: str) -> list[Table]:
+    """The tables, each with its command; the first has all scores, and the numbers of a paper that the suite names."""
+    every = list[Table]()
+    if not results.every.empty:
+        scores, has_paper = further_scores(results.table()), bool(results.manifest.get("published"))
+        options = [f"scores=[{','.join(scores)}]"] if scores else []
+        try:
+            table = results.show(scores=scores, compare=has_paper)
+            options += ["compare=published"] * has_paper
+        except ConfigError as error:
+            table = results.show(scores=scores)
+            table = replace(table, details=f"{table.details} Published numbers are left out: {error}.")
+        every.append(replace(table, command=shlex.join(["dpopt", "table", *shlex.split(of_suite), *options])))
+    if effects := results.clip_batch():
+        every.append(effects)
+    return every + [replace(table, command=f"dpopt rank {of_suite}") for table in results.ranks()]
 
-    Args:
-        store, suite, stored: the suite's cells, and where they lie.
-        chosen: `Results.comparison` with the names that are read; for each workload of it the page begins with a
-            sentence and a figure.
-        tables: to show, with the commands that make them again.
-        draw: gives a figure of the suite, or of one `workload` of it; None where it has nothing to show.
-        plots: folder of the figures' files.
-        of_suite: chooses the suite in a command.
+
+def page(results: Any, plots: Path, of_suite: str) -> str:
+    """The page of a `results.Results`, however much of it is done; first a sentence and a figure for each workload.
+
+    `plots` is the folder of the figures' files, and `of_suite` chooses the suite in a command.
     """
-    cells, every = stored.cells, {plot.name: plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES}
+    store, suite, cells, draw = results.store, results.suite, results.cells, results.draw
+    chosen = named(results.comparison, results.names)
+    every = {plot.name: plot for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES}
     lead, first = every.pop("accuracy_vs_epsilon", None), list[dict[str, Any]]()
     private = chosen if chosen.empty else chosen[chosen["epsilon_target"] < math.inf]
     for workload, rows in [] if private.empty else private.groupby("workload", sort=False):
@@ -113,7 +119,7 @@ def page(
     failed = cells[cells["state"] == "failed"].drop_duplicates("run_id")
     return sheet(
         suite,
-        tables,
+        _tables(results, of_suite),
         [_drawing(plot, draw, f"figure-{k}") for k, plot in enumerate(every.values(), 1)],
         store.manifest(suite).get("description", ""),
         first=first,
@@ -122,7 +128,7 @@ def page(
         arguments=of_suite,
         states=f"{counts.sum()} {'cell' if counts.sum() == 1 else 'cells'}: {', '.join(listed)}.",
         failures=_failures(store, failed),
-        damages=[problem for problem in stored.problems if problem.split(" ")[0] not in set(failed["run_id"])],
+        damages=[problem for problem in results.problems if problem.split(" ")[0] not in set(failed["run_id"])],
         unfinished=counts.sum() - sum(counts.get(state, 0) for state in SETTLED),
         setting=_setting(cells),
         provenance=grid(Table(_provenance(cells), "What the finished cells were run with")),
