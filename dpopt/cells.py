@@ -122,8 +122,11 @@ def clipping_bound(cell: Mapping[str, Any]) -> float:
     # A filter has no clip rule; that of the optimizer inside it is the one that counts.
     while rule is None and isinstance(optimizer, Mapping):
         optimizer, rule = optimizer.get("base"), optimizer.get("clip")
-    if isinstance(rule, Mapping) and rule.get("rule") == "by_group":
-        rule = rule["inner"]
-    if not isinstance(rule, Mapping) or rule.get("rule") not in ("abadi", "normalized"):
-        return math.nan
-    return float(rule["bound"])
+    bounded = bounded_rule(rule)
+    return float(bounded["bound"]) if bounded else math.nan
+
+
+def bounded_rule(clip: Any) -> Mapping[str, Any] | None:
+    """Of a clip rule as plain data the one whose bound is C: itself or that of its groups; None where there is no C."""
+    rule = clip["inner"] if isinstance(clip, Mapping) and clip.get("rule") == "by_group" else clip
+    return rule if isinstance(rule, Mapping) and rule.get("rule") in ("abadi", "normalized") else None

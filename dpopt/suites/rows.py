@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from dpopt import registry
-from dpopt.cells import Cell
+from dpopt.cells import Cell, bounded_rule
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import calibrate, cost, require_bounded
@@ -289,12 +289,12 @@ def _optimizer(setting: Setting, point: Mapping[str, Any], clip: float, make: Ma
     name = setting.name
     optimizer = make((name, {**setting.fields, **point}))
     spec = optimizer.spec(name) if isinstance(optimizer, Isolated) else registry.spec("optimizer", name, optimizer)
-    rule = {**registry.entry("optimizer", name).fields, **setting.fields, **point}.get("clip", {})
-    used: Any = spec.get("clip")
-    if is_grouped := isinstance(used, dict) and used.get("rule") == "by_group":
-        rule, used = rule.get("inner", {}) if isinstance(rule, Mapping) else {}, used["inner"]
-    has_bound = rule not in ("abadi", "normalized") and not (isinstance(rule, Mapping) and "bound" not in rule)
-    if not has_bound and isinstance(used, dict) and used.get("rule") in ("abadi", "normalized"):
-        bounded = used | {"bound": clip}
+    stated = {**registry.entry("optimizer", name).fields, **setting.fields, **point}.get("clip", {})
+    if (used := bounded_rule(spec.get("clip"))) is None:
+        return spec
+    if is_grouped := used is not spec["clip"]:
+        stated = stated.get("inner", {}) if isinstance(stated, Mapping) else {}
+    if stated in ("abadi", "normalized") or (isinstance(stated, Mapping) and "bound" not in stated):
+        bounded = {**used, "bound": clip}
         spec = spec | {"clip": spec["clip"] | {"inner": bounded} if is_grouped else bounded}
     return spec
