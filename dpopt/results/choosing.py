@@ -102,20 +102,16 @@ def best_setting(selected: pd.DataFrame) -> pd.DataFrame:
     if selected.empty:
         return selected
     rest, rows = [key for key in GROUP if key not in SWEPT], selected.to_dict("records")
-    best = {_place(row, GROUP) for row in validated_best(mean_scores(selected), rest).to_dict("records")}
-    trained, changes = Counter[tuple[Any, ...]](), dict[tuple[Any, ...], Row]()
-    for place, of_method in grouped(rows, rest).items():
-        for row in of_method:
-            trained[place, row["seed"]] += row["runs"]
-        if len({_place(row, GROUP) for row in of_method}) > 1:
-            # A rule prices one search; of several, all runs are charged.
-            changes[place] = {"charges": together(row["charges"] for row in of_method), "selection": ""}
-    chosen = []
-    for row in rows:
-        if _place(row, GROUP) in best:
-            place = _place(row, rest)
-            chosen.append(row | {"runs": trained[place, row["seed"]]} | changes.get(place, {}))
-    return pd.DataFrame(chosen)
+    best = grouped(validated_best(mean_scores(selected), rest).to_dict("records"), GROUP)
+    for of_method in grouped(rows, rest).values():
+        # A rule prices one search; of several, all runs are charged.
+        changes = {"charges": together(row["charges"] for row in of_method), "selection": ""}
+        changes = changes if len(grouped(of_method, GROUP)) > 1 else {}
+        for of_seed in grouped(of_method, ["seed"]).values():
+            trained = sum(row["runs"] for row in of_seed)
+            for row in of_seed:
+                row.update(changes, runs=trained)
+    return pd.DataFrame([row for row in rows if _place(row, GROUP) in best])
 
 
 def mean_scores(selected: pd.DataFrame) -> pd.DataFrame:
