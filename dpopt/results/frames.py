@@ -146,17 +146,14 @@ def _misstated(store: Store, rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{store.place(row['run_id'])}: {wrong}; move it away to run the cell again"
 
 
-def _mixed(rows: list[dict[str, Any]]) -> list[str]:
+def _mixed(rows: list[dict[str, Any]]) -> Iterator[str]:
     # A table has one score for a workload: that of its first run.
-    scores: dict[str, str] = {}
-    problems = []
+    scores = dict[str, str]()
     for row in rows:
         score = row.get("score")
-        if score and score != scores.setdefault(row["workload"], score):
+        if score and score != (first := scores.setdefault(row["workload"], score)):
             row["state"] = "damaged"
-            of_workload = f"that of {row['workload']} {scores[row['workload']]}"
-            problems.append(f"{row['run_id']}: its score is {score}, {of_workload}")
-    return problems
+            yield f"{row['run_id']}: its score is {score}, that of {row['workload']} {first}"
 
 
 def _mark_conflicting_searches(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -235,12 +232,10 @@ def diagnostics(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
             if isinstance(noted := entry.get("diagnostics"), dict):
                 parts = {name: noted.get(name, {}) for name in ("best", "own")}
                 errors = {f"{name}_{key}": value for name, part in parts.items() for key, value in part.items()}
-                errors.pop("own_C", None)  # the frame of runs has it, as `clip`
-                if "best_C" in errors:
-                    errors["best_clip"] = errors.pop("best_C")
                 numbers = noted.get("norms", {}) | errors | {"clipped": noted.get("clipped")}
                 rows.append(place | {"draw": entry["draw"], "epoch": entry.get("epoch")} | numbers)
-    return pd.DataFrame(rows)
+    # The run's own bound is there as `clip`.
+    return pd.DataFrame(rows).rename(columns={"best_C": "best_clip"}).drop(columns="own_C", errors="ignore")
 
 
 def classes(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
