@@ -250,10 +250,20 @@ def report(folder: Path, origin: Mapping[str, Any], steps: Sequence[str], plots:
         matplotlib.use("Agg")
         parts += [*speed.blocks(timed), speed.NOTE]
         for plot in (plot for plot in figures.plots(plots) if plot.needs == "speed"):
-            for name, part in speed.parts(speed.frame(timed)).items():
+            for name, part in _parts(speed.frame(timed)).items():
                 (folder / f"{plot.name}_{name}.svg").write_bytes(figures.render(plot.figure(part))["svg"])
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     return summary
+
+
+def _parts(frame: Any) -> dict[str, Any]:
+    """The rows of many cases, divided among figures: all parameters trained, a case's subsets, optimizers, bfloat16."""
+    usual, is_engine = frame["precision"] == "float32", frame["kind"] == "engine"
+    masks = {"full": usual & is_engine & (frame["subset"] == "full")}
+    for case in frame[frame["subset"] != "full"]["case"].unique():
+        masks[case] = usual & is_engine & (frame["case"] == case)
+    masks |= {"optimizers": usual & ~is_engine, "bfloat16": ~usual}
+    return {name: frame[chosen] for name, chosen in masks.items() if chosen.any()}
 
 
 def _records(folder: Path, steps: Sequence[str]) -> dict[str, dict[str, Any]]:

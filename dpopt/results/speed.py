@@ -33,16 +33,6 @@ def frame(record: Mapping[str, Any]) -> pd.DataFrame:
     return rows.join(best, on=_BLOCK).assign(over_opacus=lambda joined: joined["opacus"] / joined["seconds"])
 
 
-def parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows of many cases, divided among figures: all parameters trained, a case's subsets, optimizers, bfloat16."""
-    usual, is_engine = frame["precision"] == "float32", frame["kind"] == "engine"
-    masks = {"full": usual & is_engine & (frame["subset"] == "full")}
-    for case in frame[frame["subset"] != "full"]["case"].unique():
-        masks[case] = usual & is_engine & (frame["case"] == case)
-    masks |= {"optimizers": usual & ~is_engine, "bfloat16": ~usual}
-    return {name: frame[chosen] for name, chosen in masks.items() if chosen.any()}
-
-
 def markdown(record: Mapping[str, Any]) -> str:
     """The tables of a record, with its setting and the cases that were left out."""
     left_out = [f"Left out: {line}." for line in record["skipped"]]
