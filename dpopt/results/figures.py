@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from dpopt import markup
+from dpopt import files, markup
 from dpopt._paths import at_hand
 from dpopt.errors import ConfigError, unknown
 from dpopt.results.drawing import Styles, on_page
@@ -108,9 +108,7 @@ def render(figure: Any, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -
 
 def save(figure: Any, folder: Path, name: str, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -> list[Path]:
     """Write a figure into `folder`, a file for each kind; see `render`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind, content in render(figure, kinds, is_cropped).items():
-        paths.append(folder / f"{name}.{kind}")
-        paths[-1].write_bytes(content)
-    return paths
+    contents = {folder / f"{name}.{kind}": content for kind, content in render(figure, kinds, is_cropped).items()}
+    for path, content in contents.items():
+        files.write(path, content)
+    return list(contents)
