@@ -101,8 +101,7 @@ def _column(group: Sequence[Row], name: str) -> NDArray[np.float64]:
 def _mean(group: Sequence[Row], name: str) -> float:
     """Over the runs that have it."""
     values = _column(group, name)
-    is_there = ~np.isnan(values)
-    return np.where(is_there, values, 0).sum() / is_there.sum() if is_there.any() else math.nan
+    return math.nan if np.isnan(values).all() else np.nanmean(values)
 
 
 def _fallen(group: Sequence[Row]) -> str:
