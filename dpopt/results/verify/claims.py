@@ -108,10 +108,9 @@ def _stated(claims: Claims) -> Iterator[Finding]:
         yield from claims.expect(key, claims.numbers[key], claims.cell[key])
     if "private" in claims.numbers:
         yield from claims.expect("private", claims.numbers["private"], claims.target < math.inf)
-    if "epsilon_target" in claims.numbers:
-        stated, whole = float(claims.numbers["epsilon_target"]), claims.cell.get("selection", {}).get("total")
-        # Older records of a part of a search state the target of the whole search, which their cell names too.
-        yield from claims.expect("epsilon_target", stated, whole if stated == whole else claims.target)
+    stated, whole = float(claims.numbers["epsilon_target"]), claims.cell.get("selection", {}).get("total")
+    # Older records of a part of a search state the target of the whole search, which their cell names too.
+    yield from claims.expect("epsilon_target", stated, whole if stated == whole else claims.target)
 
 
 def _draws(claims: Claims) -> Iterator[Finding]:
