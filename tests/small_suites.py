@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import pytest
 
 from dpopt.runs.train import train
@@ -52,9 +54,10 @@ each draw, whose accounting takes no time.
 """
 
 
-def train_cell(cell, store, **how):
+def train_cell(cell, store, checkpoint_seconds=60.0, **how):
     """Train a cell under its lease, as a worker does; gives its record."""
-    with store.lease(cell.run_id) as lease:
+    pause = patch("dpopt.runs.train.CHECKPOINT_SECONDS", checkpoint_seconds)
+    with pause, store.lease(cell.run_id) as lease:
         return train(cell, store, lease, **how)
 
 

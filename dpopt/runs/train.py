@@ -33,6 +33,7 @@ from dpopt.workloads import data
 from dpopt.workloads.base import Workload
 
 CHECKPOINT_SECONDS = 60.0
+"""The least time between two checkpoints."""
 
 
 class Interrupted(Exception):
@@ -48,7 +49,6 @@ def train(
     physical_batch: int | None = None,
     marks: int | None = None,
     isolate: bool = False,
-    checkpoint_seconds: float | None = None,
     stop: Callable[[], bool] = stopping.is_asked,
 ) -> dict[str, Any]:
     """Train a cell under its lease, from its checkpoint if it left one, and store its record, which is returned.
@@ -65,7 +65,6 @@ def train(
         device, physical_batch: see `training.resolve_device`; see `DataOracle`, None leaves it to the clipping engine.
         marks: entries of the curve; None for as many as the workload has.
         isolate: run the optimizer in a process of its own, see `privacy.isolation`; the numbers are the same.
-        checkpoint_seconds: at least this time lies between two checkpoints; None for `CHECKPOINT_SECONDS`.
         stop: asked after every step; by default whether this process has been asked to stop.
 
     Raises:
@@ -74,7 +73,6 @@ def train(
         Interrupted: `stop` said so.
     """
     run_id, started, place = cell.run_id, time.perf_counter(), training.resolve_device(device)
-    pause = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     _forget_peak(place)
     ready = prepare(cell, device=device, physical_batch=physical_batch, isolate=isolate, store=store)
     oracle, state = ready.oracle, ready.state
@@ -93,7 +91,7 @@ def train(
     saved = since = begin.wall
     for state, is_mark in training.steps(ready.stepper, oracle, ready.state, marks or ready.workload.marks):
         is_stopped = stop() and oracle.draws_left > 0
-        is_due = is_stopped or (time.perf_counter() - saved >= pause and oracle.processes.is_first)
+        is_due = is_stopped or (time.perf_counter() - saved >= CHECKPOINT_SECONDS and oracle.processes.is_first)
         if not (is_mark or is_due):
             continue
         stepping += finished_at(state.theta) - since
