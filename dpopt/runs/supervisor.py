@@ -230,12 +230,11 @@ def _follow(suite: Keys, store: Store) -> None:
     # Stopped each for itself, the processes would stop at different draws: the first one does, which ends all.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lease = cast(Lease, SimpleNamespace(check=lambda: None))
-    how: dict[str, Any] = {key: getattr(suite, key) for key in ("device", "physical_batch", "marks", "isolate")}
     with suppress(Left):  # between cells, or in one, whose attempt then counts as one that has died
         while True:
             cell = _broadcast(None)
             try:
-                train(cell, _Silent(store.root), lease, **how, stop=lambda: False)
+                train(cell, _Silent(store.root), lease, **suite.how, stop=lambda: False)
             except Left:
                 raise
             except Exception as error:

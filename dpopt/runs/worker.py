@@ -200,16 +200,7 @@ def attempt(
             try:
                 if share:
                     share(cell)
-                train(
-                    cell,
-                    store,
-                    lease,
-                    device=suite.device,
-                    physical_batch=suite.physical_batch,
-                    marks=suite.marks,
-                    isolate=suite.isolate,
-                    stop=lambda: stopping.is_asked() or time.monotonic() > deadline,
-                )
+                train(cell, store, lease, **suite.how, stop=lambda: stopping.is_asked() or time.monotonic() > deadline)
             except Interrupted:
                 if time.monotonic() > deadline:
                     return fail(store, run_id, suite, "timeout", too_long(suite))

@@ -136,6 +136,11 @@ class Keys:
         stated = {"display": display, "published": self.published and asdict(self.published)}
         return {key: value for key, value in stated.items() if value}
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """The keys that `runs.train.train` takes, which are no part of what a cell is."""
+        return {key: getattr(self, key) for key in ("device", "physical_batch", "marks", "isolate")}
+
     def _check_name(self, label: str) -> None:
         """Raise `ConfigError` where no registered optimizer belongs to a label."""
         registered, others = registry.optimizers(), {*self.optimizers, *self.settings} - {label}
