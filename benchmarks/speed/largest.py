@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpopt.bench.cases import Case
-from dpopt.bench.contenders import ENGINES, Step, non_private
+from dpopt.bench.contenders import ENGINES, Step, Task, non_private
 from dpopt.bench.measure import use
 from dpopt.runs.remote import Remote
 
@@ -137,4 +137,4 @@ def largest(
 
 
 def _built(build: Callable[..., Step], subset: str, device: torch.device, case: Case, calls: int) -> Step:
-    return build(case, subset, device, calls)
+    return build(Task(case, subset, device), calls)

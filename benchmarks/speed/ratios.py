@@ -61,12 +61,13 @@ def twins(cache: str) -> dict[str, tuple[Timed, Timed]]:
     import torch
 
     from dpopt.bench.cases import CASES
-    from dpopt.bench.contenders import engine_group
+    from dpopt.bench.contenders import Task, engine_group
     from dpopt.privacy.sampling import add_gaussian, poisson_rows
 
     torch.set_num_threads(1)
     case, noised, draws = CASES["mlp"], torch.zeros(CASES["mlp"].counts("full")[0]), iter(range(10**9))
-    plain, private = (each.build(10**5) for each in engine_group(("bookkeeping",), case, "full", torch.device("cpu")))
+    group = engine_group(("bookkeeping",), Task(case, "full", torch.device("cpu")))
+    plain, private = (each.build(10**5) for each in group)
 
     def draw() -> None:
         poisson_rows(1, number := next(draws), 60_000, 0.01)

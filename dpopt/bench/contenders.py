@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpopt import clipping, registry
 from dpopt.bench.cases import Case
@@ -28,6 +28,18 @@ _PRIVACY: dict[str, Any] = {"noise_multiplier": NOISE, "max_grad_norm": CLIP}
 Step = Callable[[], None]
 
 
+class Task(NamedTuple):
+    """The training that a step is of."""
+
+    case: Case
+    subset: str  # of the parameters, which is trained
+    device: torch.device
+    precision: str = "float32"
+
+    def make(self) -> tuple[nn.Module, Tensor, Tensor]:
+        return self.case.make(self.subset, self.device)
+
+
 @dataclass(frozen=True)
 class Contender:
     """One row of the table."""
@@ -40,21 +52,18 @@ class Contender:
     draws: int = 1  # that one call takes, by which its time is divided
 
 
-def non_private(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
+def non_private(task: Task, calls: int) -> Step:
     """Plain SGD on the mean loss."""
-    model, x, y = case.make(subset, device)
-    return _stepped(_sgd(model), lambda: case.loss(model(x), y).mean(), device, precision)
+    model, x, y = task.make()
+    return _stepped(_sgd(model), lambda: task.case.loss(model(x), y).mean(), task)
 
 
 def _private(
     optimizer: Optimizer,
     engine: str,
-    case: Case,
-    subset: str,
-    device: torch.device,
+    task: Task,
     calls: int,
     *,
-    precision: str = "float32",
     steps: int = 1,
     rate: float = 1.0,
     is_whole: bool = False,
@@ -66,9 +75,9 @@ def _private(
     (`is_whole`). At another rate draws are random, of as many records as the batch on average, and padded as in a run.
     With `isolate` the optimizer is in a process of its own.
     """
-    records = round(case.batch_size / rate)
-    model, x, y = dataclasses.replace(case, batch_size=records).make(subset, device)
-    clipper = clipping.engine(model, case.loss, engine, sample=(x[:3], y[:3]), precision=precision)
+    records = round(task.case.batch_size / rate)
+    model, x, y = task._replace(case=dataclasses.replace(task.case, batch_size=records)).make()
+    clipper = clipping.engine(model, task.case.loss, engine, sample=(x[:3], y[:3]), precision=task.precision)
     # Twice what is needed: a method that changes half-way is measured as it begins.
     plan = _fixed_plan(optimizer, clipper.dimension, 2 * calls * _draws_of(optimizer, steps), rate)
     # At rate 1 a run's rounding up of a draw would only add empty rows, which plain SGD does not have.
@@ -85,30 +94,30 @@ def _private(
     return step
 
 
-def _opacus_hooks(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
+def _opacus_hooks(task: Task, calls: int) -> Step:
     """Opacus' default: hooks make per-example gradients, DP-SGD clips and adds noise."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model, x, y = case.make(subset, device)
+    model, x, y = task.make()
     hooked: Any = GradSampleModule(model)
-    optimizer = DPOptimizer(_sgd(model), expected_batch_size=case.batch_size, **_PRIVACY)
-    return _stepped(optimizer, lambda: case.loss(hooked(x), y).mean(), device, precision)
+    optimizer = DPOptimizer(_sgd(model), expected_batch_size=task.case.batch_size, **_PRIVACY)
+    return _stepped(optimizer, lambda: task.case.loss(hooked(x), y).mean(), task)
 
 
-def _opacus_ghost(case: Case, subset: str, device: torch.device, calls: int, precision: str = "float32") -> Step:
+def _opacus_ghost(task: Task, calls: int) -> Step:
     """Opacus' ghost clipping: norms without per-example gradients, and a second backward pass."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    model, x, y = case.make(subset, device)
+    model, x, y = task.make()
     hooked: Any = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP)
-    optimizer = DPOptimizerFastGradientClipping(_sgd(model), expected_batch_size=case.batch_size, **_PRIVACY)
-    criterion: Any = partial(case.loss)
+    optimizer = DPOptimizerFastGradientClipping(_sgd(model), expected_batch_size=task.case.batch_size, **_PRIVACY)
+    criterion: Any = partial(task.case.loss)
     criterion.reduction = "mean"  # an attribute that it sets to "none" before each call
     private_loss = DPLossFastGradientClipping(hooked, optimizer, criterion)
-    return _stepped(optimizer, lambda: private_loss(hooked(x), y), device, precision)
+    return _stepped(optimizer, lambda: private_loss(hooked(x), y), task)
 
 
 def _sgd(model: nn.Module) -> torch.optim.SGD:
@@ -116,10 +125,10 @@ def _sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
 
 
-def _stepped(optimizer: Any, loss: Callable[[], Any], device: torch.device, precision: str) -> Step:
+def _stepped(optimizer: Any, loss: Callable[[], Any], task: Task) -> Step:
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(task.device.type, dtype=torch.bfloat16, enabled=task.precision == "bfloat16"):
             value = loss()
         value.backward()
         optimizer.step()
@@ -140,25 +149,13 @@ ENGINES: dict[str, Callable[..., Step]] = {
 book-keeping with the optimizer in a process of its own."""
 
 
-def engine_group(
-    names: tuple[str, ...], case: Case, subset: str, device: torch.device, precision: str = "float32"
-) -> list[Contender]:
+def engine_group(names: Sequence[str], task: Task) -> list[Contender]:
     """Non-private SGD and the engines `names`, all compared with it."""
     builders = {"non_private": non_private} | {name: ENGINES[name] for name in names}
-    return [
-        Contender(name, partial(build, case, subset, device, precision=precision), "non_private")
-        for name, build in builders.items()
-    ]
+    return [Contender(name, partial(build, task), "non_private") for name, build in builders.items()]
 
 
-def optimizer_group(
-    names: tuple[str, ...],
-    probe_every: tuple[int, ...],
-    case: Case,
-    subset: str,
-    device: torch.device,
-    precision: str = "float32",
-) -> list[Contender]:
+def optimizer_group(names: Sequence[str], probe_every: Sequence[int], task: Task) -> list[Contender]:
     """DP-Adam and the optimizers `names`, compared with it; one that takes another for its base, with that.
 
     An optimizer with a field `probe_every` is measured at each K given, over whole rounds of K steps.
@@ -177,13 +174,8 @@ def optimizer_group(
         else:
             group[name] = (optimizer, baseline, 1)
     return [
-        Contender(
-            name,
-            partial(_private, optimizer, "auto", case, subset, device, precision=precision, steps=steps),
-            baseline,
-            _draws_of(optimizer, steps),
-        )
-        for name, (optimizer, baseline, steps) in group.items()
+        Contender(name, partial(_private, each, "auto", task, steps=steps), baseline, _draws_of(each, steps))
+        for name, (each, baseline, steps) in group.items()
     ]
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dpopt import bars, configurations, fields, registry
 from dpopt.bench.cases import CASES, Case
-from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
+from dpopt.bench.contenders import ENGINES, Contender, Task, engine_group, optimizer_group
 from dpopt.bench.measure import measure, ratios
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Few, Positive, Several
@@ -105,14 +105,13 @@ def find_groups(chosen: BenchKeys) -> tuple[list[tuple[str, Case, str, list[Cont
                 subsets.append(subset)
             except ConfigError as error:
                 skipped.append(f"{case.name}: {error}")
-        for subset in subsets if chosen.engines else ():
-            contenders = engine_group(tuple(chosen.engines), case, subset, chosen.device, chosen.precision)
-            groups.append(("engine", case, subset, contenders))
+        tasks = [Task(case, subset, chosen.device, chosen.precision) for subset in subsets]
+        for task in tasks if chosen.engines else ():
+            groups.append(("engine", case, task.subset, engine_group(chosen.engines, task)))
         # An optimizer's own cost is that of its vectors, so one subset tells it.
-        for subset in subsets[:1] if chosen.optimizers else ():
-            where = (case, subset, chosen.device, chosen.precision)
-            contenders = optimizer_group(tuple(chosen.optimizers), chosen.probe_every, *where)
-            groups.append(("optimizer", case, subset, contenders))
+        for task in tasks[:1] if chosen.optimizers else ():
+            contenders = optimizer_group(chosen.optimizers, chosen.probe_every, task)
+            groups.append(("optimizer", case, task.subset, contenders))
     if not groups:
         raise ConfigError("bench", skipped or "no engines and no optimizers", "there is nothing to measure")
     return groups, skipped

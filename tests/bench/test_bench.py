@@ -17,7 +17,7 @@ from dpopt import registry
 from dpopt.bench import measure as bench_measure
 from dpopt.bench import run
 from dpopt.bench.cases import CASES, Case
-from dpopt.bench.contenders import ENGINES, Contender, engine_group, optimizer_group
+from dpopt.bench.contenders import ENGINES, Contender, Task, engine_group, optimizer_group
 from dpopt.bench.measure import SLOW_ROUNDS, WARM_UP, Measurement, TimedContender, measure, ratios
 from dpopt.cli import main
 from dpopt.errors import ConfigError
@@ -92,7 +92,11 @@ def test_memory_is_the_peak_of_live_bytes():
 
     assert memory(forgetful) == 2 * 8 * 700
     parameters, data = 4 * (6 * 5 + 5 + 5 * 3 + 3), 8 * (4 * 6 + 8)
-    assert 2 * parameters + data <= memory(engine_group((), TINY, "full", CPU)[0].build) <= 2 * parameters + data + 2000
+    assert (
+        2 * parameters + data
+        <= memory(engine_group((), Task(TINY, "full", CPU))[0].build)
+        <= 2 * parameters + data + 2000
+    )
 
 
 @pytest.mark.slow
@@ -192,20 +196,20 @@ def test_ratios_are_of_medians_within_the_run():
 def test_engines_that_cannot_take_a_model_say_why():
     for engine in ("bookkeeping", "opacus_hooks", "opacus_ghost", "vmap"):
         with pytest.raises(Exception, match="BatchNorm"):
-            ENGINES[engine](MIXING, "full", CPU, 1)()
+            ENGINES[engine](Task(MIXING, "full", CPU), 1)()
 
 
 def test_every_contender_can_be_sent_to_a_process():
     for case in CASES.values():
-        group = engine_group(tuple(ENGINES), case, "full", CPU)
-        group += optimizer_group(registry.optimizers(), (1, 3), case, "full", CPU)
+        group = engine_group(tuple(ENGINES), Task(case, "full", CPU))
+        group += optimizer_group(registry.optimizers(), (1, 3), Task(case, "full", CPU))
         for contender in group:
             there = pickle.loads(pickle.dumps(contender))
             assert (there.name, repr(there.build)) == (contender.name, repr(contender.build))
 
 
 def test_optimizers_run_as_often_as_they_are_called():
-    group = optimizer_group(("adadp", "dp_sgd", "fiber", "hyfreedp"), (1, 3), TINY, "full", CPU)
+    group = optimizer_group(("adadp", "dp_sgd", "fiber", "hyfreedp"), (1, 3), Task(TINY, "full", CPU))
     names = ["dp_adam", "adadp", "dp_sgd", "fiber", "base of hyfreedp", "hyfreedp K=1", "hyfreedp K=3"]
     assert [contender.name for contender in group] == names
     assert [contender.draws for contender in group] == [1, 2, 1, 1, 1, 1, 3]
@@ -227,7 +231,7 @@ def test_a_method_that_changes_half_way_is_measured_as_it_begins(monkeypatch):
         return state
 
     monkeypatch.setattr(ADADPHybrid, "step", step_and_note)
-    contender = optimizer_group(("adadp_hybrid",), (1,), TINY, "full", CPU)[-1]
+    contender = optimizer_group(("adadp_hybrid",), (1,), Task(TINY, "full", CPU))[-1]
     step = contender.build(4)
     taken.clear()  # what tracing the plan took
     for _ in range(4):
@@ -261,7 +265,7 @@ def test_rehearsals_can_be_trained_privately(name):
             assert (name, subset) in WITHOUT
             continue
         if subset in ("full", "lora"):
-            for contender in engine_group(("bookkeeping",), case, subset, CPU):
+            for contender in engine_group(("bookkeeping",), Task(case, subset, CPU)):
                 contender.build(1)()
 
 
@@ -269,7 +273,7 @@ def test_draws_of_random_size_are_those_of_a_run():
     """Their records are four times the batch, of which each joins with a quarter's chance."""
     seen = []
     case = dataclasses.replace(TINY, batch_size=64, model=partial(noted, seen, len))
-    step = ENGINES["poisson"](case, "full", CPU, 30)
+    step = ENGINES["poisson"](Task(case, "full", CPU), 30)
     seen.clear()
     for _ in range(30):
         step()
@@ -287,7 +291,8 @@ def test_bfloat16_models_run_under_autocast(name):
     )
     for precision in ("float32", "bfloat16"):
         kinds.clear()
-        contender = next(c for c in engine_group(("bookkeeping",), case, "full", CPU, precision) if c.name == name)
+        group = engine_group(("bookkeeping",), Task(case, "full", CPU, precision))
+        contender = next(each for each in group if each.name == name)
         step = contender.build(1)
         kinds.clear()
         step()
