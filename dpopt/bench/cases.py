@@ -51,10 +51,6 @@ class Case:
         return model.to(device), x.to(device), y.to(device)
 
 
-def _class_loss(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target, reduction="none")
-
-
 def _token_loss(output: Tensor, target: Tensor) -> Tensor:
     # The mean over the tokens of each example, from logits [n, t, v] and token ids [n, t].
     return F.cross_entropy(output.transpose(1, 2), target, reduction="none").mean(dim=1)
@@ -70,10 +66,10 @@ def _tokens(n: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 # Partials of functions of modules, as a case is sent to another process.
+_CLASS_LOSS = partial(F.cross_entropy, reduction="none")
 _COLOUR = partial(_images, shape=(3, 32, 32))
 _PHOTO = partial(_images, shape=(3, 224, 224))
 _TEXT = partial(_tokens, length=64, vocabulary=4096)
-_MLP = partial(mlp, 784, 256, 256, 10)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
 _GPT2_SMALL = partial(models.gpt2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
 
@@ -96,12 +92,12 @@ def _vit(size: str) -> Callable[[], nn.Module]:
 CASES = {
     case.name: case
     for case in (
-        Case("mlp", _MLP, partial(_images, shape=(784,)), 256, _class_loss, _TINY_MLP),
-        Case("cnn", models.two_conv, _COLOUR, 128, _class_loss, _TINY_CNN),
-        Case("wrn", models.wide_resnet, _COLOUR, 16, _class_loss, _TINY_WRN),
-        Case("vit", _VIT, _COLOUR, 32, _class_loss, _TINY_VIT),
+        Case("mlp", partial(mlp, 784, 256, 256, 10), partial(_images, shape=(784,)), 256, _CLASS_LOSS, _TINY_MLP),
+        Case("cnn", models.two_conv, _COLOUR, 128, _CLASS_LOSS, _TINY_CNN),
+        Case("wrn", models.wide_resnet, _COLOUR, 16, _CLASS_LOSS, _TINY_WRN),
+        Case("vit", _VIT, _COLOUR, 32, _CLASS_LOSS, _TINY_VIT),
         Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
-        *(Case(f"vit_{s}_224", _vit(s), _PHOTO, 32, _class_loss, _TINY_VIT) for s in ("tiny", "small", "base")),
+        *(Case(f"vit_{s}_224", _vit(s), _PHOTO, 32, _CLASS_LOSS, _TINY_VIT) for s in ("tiny", "small", "base")),
         Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }
