@@ -78,11 +78,6 @@ def _arithmetic() -> list[Any]:
     return [code(), *map(version, libraries), platform.python_version(), platform.platform(), cpu()]
 
 
-def epsilon_with_tuning(store: Store, selected: Mapping[str, Any]) -> float:
-    """Epsilon of the whole search behind a row of `choosing.select`."""
-    return price(store, selected)[0]
-
-
 def price(store: Store, selected: Mapping[str, Any]) -> tuple[float, float]:
     """Epsilon of the whole search behind a row of `choosing.select`, and of all of its runs one after the other.
 

@@ -142,7 +142,7 @@ def _has(row: Row, key: str) -> bool:
 
 def _epsilon(store: Store, selected: Sequence[Row]) -> float:
     if len(grouped(selected, GROUP)) == 1:
-        return max(pricing.epsilon_with_tuning(store, run) for run in selected)
+        return max(pricing.price(store, run)[0] for run in selected)
     delta, accountant = selected[0]["delta"], selected[0]["accountant"]
     charges = (choosing.together(run["charges"] for run in runs) for runs in grouped(selected, ["seed"]).values())
     return max(pricing.epsilon_of_runs(store, each, delta, accountant) for each in charges)

@@ -71,7 +71,7 @@ def test_a_last_run_is_released_whatever_it_scores(maker):
     assert (row["run_id"], row["runs"], row["charges"]) == (ids[2], 3, Counter(ids))
     assert row["epsilon_target"] == 3
     total = pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp")
-    assert row["epsilon_total"] == pricing.epsilon_with_tuning(store, row) == pytest.approx(total)
+    assert row["epsilon_total"] == pricing.price(store, row)[0] == pytest.approx(total)
     assert total > row["epsilon"]
 
 
@@ -110,8 +110,8 @@ def test_runs_that_were_not_made_are_charged_as_if_they_were(maker, tmp_path):
     assert [row["charges"].total() for row in found.values()] == [2, 5, 5]
     assert all(set(row["charges"]) == set(every[seed]) for seed, row in found.items())
     five = pricing.epsilon_of_runs(store, Counter([*every[2], every[1][0]]), 1e-5, "rdp")
-    assert pricing.epsilon_with_tuning(store, found[1]) == pricing.epsilon_with_tuning(store, found[2]) == five
-    assert pricing.epsilon_with_tuning(store, found[0]) < five
+    assert pricing.price(store, found[1])[0] == pricing.price(store, found[2])[0] == five
+    assert pricing.price(store, found[0])[0] < five
     publish(Results(store, "made"), tmp_path / "published", tmp_path)
     published = by_seed(Store(tmp_path / "published"))
     assert [row["charges"] for row in published.values()] == [row["charges"] for row in found.values()]

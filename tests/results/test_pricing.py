@@ -17,7 +17,7 @@ def test_a_search_is_charged(matrix):
     row = selected[(selected["label"] == "dp_adam") & (selected["epsilon_target"] == 3)].iloc[0]
     once = ledger((0.1, (5 / 3**0.85,), 100))
     assert row["epsilon"] == epsilon(once, 1e-5, "rdp")
-    assert pricing.epsilon_with_tuning(matrix, row) == epsilon(once + once, 1e-5, "rdp")
+    assert pricing.price(matrix, row)[0] == epsilon(once + once, 1e-5, "rdp")
 
 
 def ledger(*parts):
@@ -74,7 +74,7 @@ def test_a_search_that_was_planned_again_with_other_values_is_charged_for_shared
     noise = 5 / 3**0.85
     (row,) = choosing.select(frames.load(maker.done(), "made").cells).to_dict("records")
     expected = epsilon(ledger((0.1, (noise, noise), 100), (0.1, (noise,), 100)), 1e-5, "rdp")
-    assert pricing.epsilon_with_tuning(maker.store, row) == expected
+    assert pricing.price(maker.store, row)[0] == expected
     assert tables.comparison(maker.store, pd.DataFrame([row]))["epsilon_composed"].tolist() == [expected]
 
 
@@ -93,7 +93,7 @@ def test_the_price_of_a_search_is_its_rules_only_where_the_number_of_runs_is_ran
     store = maker.done()
     rows = {row["label"]: row for row in selected(store).to_dict("records")}
     composed = pricing.epsilon_of_runs(store, rows["private"]["charges"], 1e-5, "rdp")
-    price = {label: pricing.epsilon_with_tuning(store, row) for label, row in rows.items()}
+    price = {label: pricing.price(store, row)[0] for label, row in rows.items()}
     assert price["composed"] == rows["composed"]["epsilon_total"] == composed
     assert price["simulated"] == composed > 1.5 * rows["simulated"]["epsilon_total"]
     ledger = store.ledger(rows["private"]["run_id"])

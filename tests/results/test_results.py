@@ -105,7 +105,7 @@ def test_the_better_of_two_private_searches_costs_all_of_their_runs(maker, tmp_p
     every, rule = pricing.epsilon_of_runs(store, Counter(ids), 1e-5, "rdp"), row["epsilon_total"]
     assert every > rule
     price = rule if kind == "other numbers, of an old plan" else every
-    assert pricing.epsilon_with_tuning(store, row) == price
+    assert pricing.price(store, row)[0] == price
     publish(shown, tmp_path / "published", tmp_path)
     assert Results(Store(tmp_path / "published"), "made").comparison["epsilon_with_tuning"].tolist() == [price]
 

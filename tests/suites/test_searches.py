@@ -319,9 +319,7 @@ def test_what_searches_really_spend(searched):
     """Free and simulated searches are above the target, those that pay are not; a random number may stop early."""
     store, _ = searched
     selected = choosing.select(frames.load(store, "searches").cells)
-    total = {
-        (row["label"], row["seed"]): pricing.epsilon_with_tuning(store, row) for row in selected.to_dict("records")
-    }
+    total = {(row["label"], row["seed"]): pricing.price(store, row)[0] for row in selected.to_dict("records")}
     for (label, _), spent in total.items():
         assert (spent > 2.4) == (label in ("free", "simulated"))
         assert label in ("free", "simulated", "poisson") or spent == pytest.approx(2, rel=1e-4)

@@ -371,7 +371,7 @@ def test_tables_charge_what_might_have_been_made(trained):
         most = 2 if row["label"] == "narrow" else 5
         assert (row["runs"], row["charges"].total()) == (len(own), most)
         assert set(row["charges"]) == set(ids(own))
-        charged, truth = pricing.epsilon_with_tuning(store, row), independent(store.record(row["run_id"]), most)
+        charged, truth = pricing.price(store, row)[0], independent(store.record(row["run_id"]), most)
         assert 0.85 * charged < truth <= charged
         assert charged > 4 if row["label"] == "free" else charged == pytest.approx(2, rel=1e-4)
         assert charged <= 2 or row["label"] == "free"
