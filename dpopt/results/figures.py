@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -71,11 +71,9 @@ def plots(folder: Path, name: str | None = None) -> list[Plot]:
 
 
 def _load(file: Path) -> Plot:
-    specification = importlib.util.spec_from_file_location(f"dpopt_plot_{file.stem}", file)
-    if specification is None or specification.loader is None:
-        raise ConfigError("plots", str(file), "cannot be imported")
-    module: ModuleType = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    loader = SourceFileLoader(f"dpopt_plot_{file.stem}", str(file))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
     frames = (*OF_SUITES, *OF_COMMANDS)
     needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
     if needs not in frames or not callable(draw):
@@ -93,14 +91,13 @@ def render(figure: Any, kinds: Sequence[str] = KINDS, is_cropped: bool = True) -
 
     contents = {}
     # A date or a version would change the bytes of a figure that shows the same.
-    nothing = {"metadata": dict.fromkeys(("Creator", "Date"))}
-    undated = {"metadata": dict.fromkeys(("Creator", "Producer", "CreationDate"))}
+    dated = {"svg": ("Creator", "Date"), "pdf": ("Creator", "Producer", "CreationDate")}
     for kind in kinds:
         buffer = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": "dpopt", "pdf.fonttype": 42}):  # letters that journals accept
-            options: Any = {"svg": nothing, "pdf": undated}.get(kind, {})
-            box = "tight" if is_cropped else None
-            figure.savefig(buffer, format=kind, bbox_inches=box, dpi=150 if is_cropped else 300, **options)
+            box, dpi = ("tight", 150) if is_cropped else (None, 300)
+            metadata = dict.fromkeys(dated.get(kind, ()))
+            figure.savefig(buffer, format=kind, bbox_inches=box, dpi=dpi, metadata=metadata)
         contents[kind] = buffer.getvalue()
     plt.close(figure)
     return contents
