@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,13 +108,10 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
     a number one colour.
     """
     names = list(dict.fromkeys(labels))
-    families = {name: match.groups() for name in names if (match := _NUMBERED.fullmatch(name))}
     # A label without a number is the default of a method that others have with one.
-    families |= {
-        method: (method, "") for method, _ in list(families.values()) if method in names and method not in families
-    }
-    of_numbers = [method for method, _ in families.values()]
-    families = {name: families[name] for name in names if name in families and of_numbers.count(families[name][0]) > 1}
+    pairs = {name: match.groups() if (match := _NUMBERED.fullmatch(name)) else (name, "") for name in names}
+    count = Counter(method for method, _ in pairs.values())
+    families = {name: pair for name, pair in pairs.items() if count[pair[0]] > 1}
     methods, numbers = (list(dict.fromkeys(pair[k] for pair in families.values())) for k in (0, 1))
     rows = len(methods) + math.ceil((len(names) - len(families)) / len(COLOURS))
     styles: dict[str, Style] = {}
