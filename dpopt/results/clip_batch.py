@@ -72,10 +72,8 @@ class Grid(NamedTuple):
         choices = {seed: _best(self.validations.loc[line].drop(columns=seed)) for seed in self.tests}
         if len(line) < 2 or None in choices.values():
             return None
-        gains = {
-            seed: self.tests.at[choice, seed] - self.tests.at[self.fixed, seed] for seed, choice in choices.items()
-        }
-        return pd.Series(gains)
+        fixed = self.tests.loc[self.fixed]
+        return pd.Series({seed: self.tests.at[choice, seed] - fixed[seed] for seed, choice in choices.items()})
 
     def _line(self, setting: tuple[float, float], part: str) -> list[tuple[float, float]]:
         """The settings, in order, that differ from `setting` in `part` alone."""
@@ -162,12 +160,9 @@ def failing(of_methods: Mapping[tuple[str, float], Grid]) -> set[str]:
     """
     if any(grid.factor != 100 for grid in of_methods.values()):
         return set()
-    scores = pd.Series(
-        {
-            place: grid.tests.loc[chosen].mean() if (chosen := grid.chosen) else -math.inf
-            for place, grid in of_methods.items()
-        }
-    )
+    chosen = {place: grid.chosen for place, grid in of_methods.items()}
+    means = {place: of_methods[place].tests.loc[at].mean() if at else -math.inf for place, at in chosen.items()}
+    scores = pd.Series(means)
     behind = (scores.groupby(level=1).transform("max") - scores).groupby(level=0).mean()
     return {*behind.index[~(behind <= BEHIND)]}
 
