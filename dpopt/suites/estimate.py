@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -205,19 +204,14 @@ def count(outline: Outline, loss: Callable[[torch.Tensor, torch.Tensor], torch.T
         *_, transposed, _, _, (is_of_inputs, is_of_weight, _) = rest
         return (is_of_inputs + is_of_weight) * conv_flop_count(inputs, weight, output, transposed)
 
-    def counted(mode: AbstractContextManager[object]) -> tuple[int, int]:
-        corrected = {torch.ops.aten.convolution_backward: convolution_backward}
-        with mode, FlopCounterMode(display=False, custom_mapping=corrected) as counter:
-            losses = loss(outline.model(outline.record.x), outline.record.y)
-            forward = counter.get_total_flops()
-            losses.sum().backward()
-            return forward, counter.get_total_flops()
-
+    corrected = {torch.ops.aten.convolution_backward: convolution_backward}
     outline.model.train()
-    try:
-        return counted(nullcontext())
-    except (RuntimeError, NotImplementedError):  # transformers looks at values, but for tensors that say they are fake
-        return counted(FakeTensorMode(allow_non_fake_inputs=True))
+    # transformers looks at values, but for tensors that say they are fake.
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False, custom_mapping=corrected) as flops:
+        losses = loss(outline.model(outline.record.x), outline.record.y)
+        forward = flops.get_total_flops()
+        losses.sum().backward()
+        return forward, flops.get_total_flops()
 
 
 @cache
