@@ -71,6 +71,7 @@ _COLOUR = partial(_images, shape=(3, 32, 32))
 _PHOTO = partial(_images, shape=(3, 224, 224))
 _TEXT = partial(_tokens, length=64, vocabulary=4096)
 _VIT = partial(models.timm_model, "vit_tiny_patch16_224", img_size=32, patch_size=4)
+_VITS = {size: partial(models.timm_model, f"vit_{size}_patch16_224") for size in ("tiny", "small", "base")}
 _GPT2_SMALL = partial(models.gpt2, layers=12, width=768, heads=12, vocabulary=50_257, context=1024)
 
 _TINY_COLOUR = partial(_images, shape=(3, 8, 8))
@@ -85,10 +86,6 @@ _TINY_GPT2 = (
 )
 
 
-def _vit(size: str) -> Callable[[], nn.Module]:
-    return partial(models.timm_model, f"vit_{size}_patch16_224")
-
-
 CASES = {
     case.name: case
     for case in (
@@ -97,7 +94,7 @@ CASES = {
         Case("wrn", models.wide_resnet, _COLOUR, 16, _CLASS_LOSS, _TINY_WRN),
         Case("vit", _VIT, _COLOUR, 32, _CLASS_LOSS, _TINY_VIT),
         Case("gpt2", models.gpt2, _TEXT, 16, _token_loss, _TINY_GPT2),
-        *(Case(f"vit_{s}_224", _vit(s), _PHOTO, 32, _CLASS_LOSS, _TINY_VIT) for s in ("tiny", "small", "base")),
+        *(Case(f"vit_{size}_224", vit, _PHOTO, 32, _CLASS_LOSS, _TINY_VIT) for size, vit in _VITS.items()),
         Case("gpt2_small", _GPT2_SMALL, partial(_tokens, length=128, vocabulary=50_257), 16, _token_loss, _TINY_GPT2),
     )
 }
