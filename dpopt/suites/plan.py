@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
-from itertools import product
 from typing import Any
 
 from dpopt import fields, registry
@@ -17,7 +16,7 @@ from dpopt.privacy.ledger import number_of_draws
 from dpopt.store.runs import Store
 from dpopt.suites.rows import Row, gradients_per_draw, maker
 from dpopt.suites.schema import Keys
-from dpopt.suites.searches import Planned, setting_of
+from dpopt.suites.searches import Planned, points, setting_of
 from dpopt.workloads.base import Workload
 
 
@@ -116,8 +115,7 @@ def _workloads(suite: Keys) -> list[tuple[str, Workload]]:
             raise ConfigError(f"{where}.{empty[0]}", [], "expected a value or a list of values")
         if math.prod(map(len, values.values())) > fields.FEW:
             raise ConfigError(where, content["name"], f"expected at most {fields.FEW:,} of one entry")
-        for point in product(*values.values()):
-            arguments = dict(zip(values, point, strict=True))
+        for arguments in points(values):
             name = arguments["name"]
             workload = registry.make("workload", name, {k: v for k, v in arguments.items() if k != "name"})
             if any(workload == other for _, other in workloads):
