@@ -40,8 +40,7 @@ def transfers(cells: pd.DataFrame) -> pd.DataFrame:
         if search["tuned"].nunique() < 2 or selected.empty:
             continue
         search = search.merge(selected[["epsilon_target", "seed"]])  # without the searches that are not finished
-        scores = map(score_or_worst, search["selection_score"], search["state"])
-        search = search.assign(selected_by=list(scores))
+        search = search.assign(selected_by=[*map(score_or_worst, search["selection_score"], search["state"])])
         once = search.sort_values("selected_by", ascending=False, kind="stable").drop_duplicates(_POINT)
         tests = once.pivot(index=["epsilon_target", "seed"], columns="tuned", values="test_score")
         tests = tests.apply(lambda scores: scores.fillna(scores.min()), axis="columns")
