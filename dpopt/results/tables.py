@@ -194,7 +194,8 @@ def as_table(
     main = list(table["score"].unique())
     columns = [
         Column("workload", "workload"),
-        _epsilons(table, "target ε", "epsilon_target"),  # as what was spent, which is at most this
+        # Rounded as what was spent, which is at most this.
+        Column("target ε", "epsilon_target", uppers(table["epsilon_target"])),
         Column("optimizer", "label"),
         *(column for score in main for column in _of_score(table, score, "mean", "published")),
         Column(INTERVAL, text=lambda row: shown(row["score"]).interval(row["low"], row["high"])),
@@ -202,9 +203,9 @@ def as_table(
         Column("tuning", "tuning"),
         Column(_EDGES, "edges"),
         Column("runs", "runs", "{:.3g}".format),
-        _epsilons(table, "ε single", "epsilon_single"),
+        Column("ε single", "epsilon_single", uppers(table["epsilon_single"])),
         _charged(table),
-        _epsilons(table, "ε composed", "epsilon_composed"),
+        Column("ε composed", "epsilon_composed", uppers(table["epsilon_composed"])),
         Column("seeds", "seeds"),
         *(column for column in _SHARED if column.name in ("B", "epochs", "C", "δ")),
         Column("diverged", "diverged"),
@@ -284,10 +285,6 @@ def as_wide(
         "caption": f"{about[0].upper()}{about[1:]}. {MARKS}",
     }
     return replace(wide, **headed, numbers=frame, rules=rules)
-
-
-def _epsilons(table: pd.DataFrame, name: str, key: str) -> Column:
-    return Column(name, key, uppers(table[key]))
 
 
 def _charged(table: pd.DataFrame) -> Column:
