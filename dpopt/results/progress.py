@@ -19,9 +19,7 @@ def progress(cells: pd.DataFrame, holders: Mapping[str, Holder]) -> tuple[pd.Dat
     A run takes as long as the median of the finished runs of its kind, or else of its workload, and as many runs as now
     go on at a time. The seconds are NaN where none is worked on, or no run of a workload that is left is finished.
     """
-    took = pd.Series(math.nan, cells.index)
-    if "seconds_train" in cells:
-        took = cells["seconds_prepare"] + cells["seconds_train"]
+    took = cells.reindex(columns=["seconds_prepare", "seconds_train"]).sum(axis="columns", skipna=False)
     kind = [cells[column] for column in ("workload", "label", "epochs", "batch_size")]
     alike = took.groupby(kind, dropna=False).transform("median")
     expected = took.fillna(alike).fillna(took.groupby(cells["workload"]).transform("median"))
