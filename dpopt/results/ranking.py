@@ -38,6 +38,8 @@ _ENTRY = ["by", *BLOCK, "label", "seed", "tuning", "runs", "score", "test", "fai
 _EMPTY = dict.fromkeys(("rank", "mean", "std", "difference", "low", "high", "p"), math.nan)
 _EMPTY |= dict.fromkeys(("is_first", "is_best", "is_highest"), False) | {"unranked": ""}
 """A method without a rank has these, and the reason."""
+_NONE: Row = {"test": math.nan, "spent": math.nan, "failed": False}
+"""Of a search of which nothing fits the budget."""
 _NOTHING, _BY_HAND = "nothing fits", "set by hand"
 
 _NOTE = (
@@ -159,8 +161,7 @@ def _by_epsilon(searches: Sequence[Row], budgets: Sequence[float]) -> Iterator[R
                     chosen = [row for row in fitting if row["epsilon_target"] == largest]
                     yield from (row | block | {"spent": row["total"]} for row in chosen)
                 else:
-                    nothing = {"test": math.nan, "spent": math.nan, "failed": False}
-                    yield from (of_seed[0] | block | nothing for of_seed in grouped(of_label, ["seed"]).values())
+                    yield from (of_seed[0] | block | _NONE for of_seed in grouped(of_label, ["seed"]).values())
 
 
 def _by_cost(store: Store, searches: Sequence[Row], budgets: Sequence[float]) -> Iterator[Row]:
@@ -176,15 +177,14 @@ def _by_cost(store: Store, searches: Sequence[Row], budgets: Sequence[float]) ->
 
 
 def _end(store: Store, search: Row, budget: float) -> Row:
-    nothing = {"test": math.nan, "spent": math.nan, "failed": False}
     if search["failed"]:
-        return nothing | {"failed": True}
+        return _NONE | {"failed": True}
     if search["total"] <= budget * ROUNDING:
         return {"test": search["test"], "spent": search["total"], "failed": False}
     unit = search["total"] / search["run_draws"]  # of the budget, for a draw of each run of the search
     passed = [entry for entry in store.curve(search["run_id"]) if entry["draw"] * unit <= budget * ROUNDING]
     if not passed:
-        return nothing
+        return _NONE
     test, unscored = passed[-1].get(f"test_{search['score']}"), passed[-1].get("test_unscored", math.nan)
     test = math.nan if test is None or not math.isfinite(test) or unscored > 0 else test
     return {"test": test, "spent": passed[-1]["draw"] * unit, "failed": math.isnan(test), "test_unscored": unscored}
