@@ -199,6 +199,8 @@ class Report(OfSuite):
         results = self.stored()
         beside = Path(f"{results.suite}.html") if results.store.is_read_only else results.folder / "report.html"
         path = self.to or beside
+        if path.is_dir():
+            raise ConfigError("to", str(path), "expected the file of the page, and it is a folder")
         check_writable(path.parent, "to", "to=FILE says another place")
         results.store.write(path, results.report(self.plots, self.overrides))
         OUT.print(str(path))
