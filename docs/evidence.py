@@ -559,13 +559,6 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         NOISES,
     ),
     "adadp_decay_cifar10": partial(scores, "adadp_decay_cifar10", DECAY, NOISES, spread=True),
-    "adadp_decay_mnist": partial(
-        scores,
-        "adadp_decay_mnist",
-        {label: name for label, name in DECAY.items() if label != "adadp_code_no_decay"},
-        NOISES,
-        spread=True,
-    ),
     "adadp_mnist": partial(
         scores,
         "adadp_mnist_code",
