@@ -262,7 +262,7 @@ def test_suites_are_listed_with_what_they_are_and_need():
     assert rows.keys() == suite_files().keys()
     assert rows["quickstart"]["what it is"] == suite.description
     counts = len(suite.optimizers), len(suite.workloads), len(suite.epsilon), len(suite.seeds)
-    assert rows["quickstart"]["size"] == "{} rows × {} workloads × {} ε × {} seeds".format(*counts)
+    assert rows["quickstart"][listing.SIZE] == " × ".join(map(str, counts))
     assert rows["sst2_lora"]["needs"] == "text"
     assert rows["learning_rate_free"]["needs"].startswith("parameter-free")
 

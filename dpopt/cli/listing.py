@@ -17,9 +17,10 @@ from dpopt.fields import key
 if TYPE_CHECKING:
     from dpopt.suites.suite import Suite
 
+SIZE = "rows × tasks\n× ε × seeds"
 # Left out of a terminal of fewer than 140 columns.
-_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub", "file"}
-_LONG = ("what it does", "what it is", "reference", "hub", "file", "tuning", "size", "needs")
+_FURTHER = {"family", "draws/step", "gradients/draw", "releases/draw", "reference", "licence", "hub", "needs"}
+_LONG = ("what it does", "what it is", "reference", "hub", "tuning", "needs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +114,14 @@ def _suites() -> list[dict[str, str]]:
     from dpopt.suites.suite import load_suite, suite_files
 
     rows, files = [], suite_files()
-    for name, path in bars.watched(files.items(), len(files), "reading suites"):
+    for name in bars.watched(files, len(files), "reading suites"):
         try:
             suite = load_suite(name)
-            axes = ("optimizers", "rows"), ("workloads", "workloads"), ("epsilon", "ε"), ("seeds", "seeds")
-            size = " × ".join(f"{len(getattr(suite, key))} {what}" for key, what in axes)
-            row = {"size": size, "needs": _extras(suite), "what it is": suite.description}
+            size = " × ".join(f"{len(getattr(suite, key))}" for key in ("optimizers", "workloads", "epsilon", "seeds"))
+            row = {SIZE: size, "needs": _extras(suite), "what it is": suite.description}
         except (ConfigError, OSError) as error:  # a file of the current folder may hold anything
-            row = {"size": "?", "needs": "?", "what it is": cut(str(error), 100)}
-        rows.append({"suite": name, **row, "file": str(path)})
+            row = {SIZE: "?", "needs": "?", "what it is": cut(str(error), 100)}
+        rows.append({"suite": name, **row})
     return rows
 
 

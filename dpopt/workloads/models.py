@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache, partial
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,23 @@ those of queries and values, as in Hu et al. 2022."""
 
 
 @cache
-def of_packages() -> dict[str, Callable[..., nn.Module]]:
-    """Models of other packages (entry points "dpopt.models"): name -> function.
+def of_packages() -> dict[str, EntryPoint]:
+    """Models of other packages by name: the entry points "dpopt.models", of which nothing is imported yet."""
+    return {point.name: point for point in entry_points(group="dpopt.models")}
 
-    Of (classes, channels, input side) for images, of (classes, inputs) for a table.
+
+def of_package(name: str, *sizes: int) -> nn.Module:
+    """The model `name` of another package, for (classes, channels, side) of images or (classes, inputs) of a table.
+
+    Raises:
+        ConfigError: there is none of that name, or its function cannot be imported or does not take these sizes.
     """
-    return {point.name: point.load() for point in entry_points(group="dpopt.models")}
+    if name not in of_packages():
+        raise unknown("workload.architecture", name, of_packages(), "no package has it as an entry point dpopt.models")
+    try:
+        return of_packages()[name].load()(*sizes)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError("workload.architecture", name, f"{of_packages()[name].value} failed: {error}") from error
 
 
 def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:

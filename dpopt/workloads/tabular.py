@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dpopt import fields
-from dpopt.errors import ConfigError, Missing, unknown
+from dpopt.errors import ConfigError, Missing
 from dpopt.fields import Few, FewOrNone
 from dpopt.workloads import data, models
 from dpopt.workloads.base import Outline, Predict, Split, Workload, mlp, outlined
@@ -23,7 +23,7 @@ class TableClassification(Workload):
     Args:
         data: name of a table.
         hidden: width of the hidden layer, 0 for logistic regression, or the widths of several.
-        architecture: a model of another package in place of the network, see `models.of_packages`.
+        architecture: a model of another package in place of the network, see `models.of_package`.
         validation: see `Workload`.
     """
 
@@ -39,8 +39,6 @@ class TableClassification(Workload):
         if not self.data:
             raise ConfigError("workload.data", self.data, "expected the name of a table; `dpopt new data` makes one")
         object.__setattr__(self, "data", data.pinned(self.data, "table"))
-        if self.architecture and self.architecture not in models.of_packages():
-            raise unknown("workload.architecture", self.architecture, models.of_packages())
         super().__post_init__()
 
     @property
@@ -72,7 +70,7 @@ class TableClassification(Workload):
 
     def model(self) -> nn.Module:
         if self.architecture:
-            return models.of_packages()[self.architecture](self.classes, data.entry(self.data).width)
+            return models.of_package(self.architecture, self.classes, data.entry(self.data).width)
         hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)
         return mlp(data.entry(self.data).width, *hidden, self.classes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -56,8 +56,8 @@ class ImageClassification(Workload):
 
     Args:
         data: name of a data set of images, see `data.entries`.
-        architecture: a key of `architectures()` or `FROZEN`, or the name of a model of timm's, such as
-            "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+        architecture: a key of `ARCHITECTURES` or `FROZEN`, the name of a model of another package, see
+            `models.of_package`, or of timm's, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
         pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the
             model's where that variable is set, else from the hub.
         subset: what is trained, see `models.trainable`.
@@ -105,7 +105,7 @@ class ImageClassification(Workload):
         # Few where an evaluation costs as much as some draws: whole models of timm's, thousands of features.
         if self.architecture in FROZEN:
             return 10
-        return 40 if self.uses_features or self.architecture in architectures() else 10
+        return 40 if self.uses_features or self._is_own else 10
 
     @property
     def classes(self) -> int:  # type: ignore[override]
@@ -173,7 +173,7 @@ class ImageClassification(Workload):
 
     @property
     def _is_own(self) -> bool:
-        return self.architecture in FROZEN or self.architecture in architectures()
+        return any(self.architecture in names for names in (ARCHITECTURES, FROZEN, models.of_packages()))
 
     def _side(self, of_checkpoint: int | None) -> int:
         side = self.size or self.options.get("img_size") or of_checkpoint or data.entry(self.data).size
@@ -183,8 +183,9 @@ class ImageClassification(Workload):
 
     def _network(self, checkpoint: Path | None) -> nn.Module:
         prepared = self.preparation
-        if self.architecture in architectures():
-            network = architectures()[self.architecture](self.classes, prepared.channels, prepared.size)
+        if self._is_own:
+            make = ARCHITECTURES.get(self.architecture, partial(models.of_package, self.architecture))
+            network = make(self.classes, prepared.channels, prepared.size)
         else:
             network = models.timm_model(self.architecture, self.classes, checkpoint, **self._options)
         network = models.zero_head(network) if self.pretrained else models.without_batch_norm(network)
@@ -232,13 +233,14 @@ class ImageClassification(Workload):
         return features.cached(key, lambda: self._backbone(file), x, self.preparation)
 
 
-_SHIPPED: dict[str, Callable[[int, int, int], nn.Module]] = {
+ARCHITECTURES: dict[str, Callable[[int, int, int], nn.Module]] = {
     "two_conv": models.two_conv,
     "opacus_conv": models.opacus_conv,
     "tanh_conv": models.tanh_conv,
     "wrn_16_4": lambda classes, channels, size: models.wide_resnet(16, 4, classes),
     "adadp_mlp": lambda classes, channels, size: mlp(channels * size**2, 256, 256, 256, classes, bias=False),
 }
+"""Models of our own: name -> function of (classes, channels, input side)."""
 FROZEN: dict[str, Callable[[int, int], nn.Module]] = {"scatter": models.scatter_features}
 """Frozen parts of our own, below a linear layer: name -> function of (channels, input side)."""
 _RAW = ("tanh_conv", "scatter")
@@ -246,11 +248,6 @@ _RAW = ("tanh_conv", "scatter")
 
 CIFAR-10's they normalise by the constants of ImageNet, which changes little (`benchmarks/scatter_statistics.py`).
 """
-
-
-def architectures() -> dict[str, Callable[[int, int, int], nn.Module]]:
-    """Models that are not timm's, those of other packages among them: name -> function of (classes, channels, side)."""
-    return models.of_packages() | _SHIPPED
 
 
 @cache

@@ -1,6 +1,7 @@
 """Tables: what a model is given, its sizes, and what is refused before any data are read."""
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import fabricated
 import numpy as np
@@ -62,15 +63,18 @@ def test_the_model(people):
 
 
 def test_a_model_of_another_package(people, monkeypatch):
-    own = {"own": lambda classes, inputs: nn.Sequential(nn.Linear(inputs, 3), nn.Tanh(), nn.Linear(3, classes))}
-    monkeypatch.setattr(models, "of_packages", lambda: own)
+    """Of the entry points that are not asked for, none is imported; one that fails is named."""
+    values = {"own": "torch.nn:Linear", "gone": "no_such:net", "other": "torch.nn:Conv2d"}
+    points = {name: EntryPoint(name, value, "dpopt.models") for name, value in values.items()}
+    monkeypatch.setattr(models, "of_packages", lambda: points)
     workload = registry.create_workload("table", data="people", architecture="own")
-    assert [parameter.shape for parameter in workload.model().parameters()] == [(3, 5), (3,), (2, 3), (2,)]
+    assert [parameter.shape for parameter in workload.model().parameters()] == [(5, 2), (5,)]
     assert registry.spec("workload", "table", workload)["architecture"] == "own"
     plain = registry.create_workload("table", data="people")
     assert "architecture" not in registry.spec("workload", "table", plain), "ids of published cells have none"
-    with pytest.raises(ConfigError, match=r"workload\.architecture: 'owl' .*'own'"):
-        registry.create_workload("table", data="people", architecture="owl")
+    for name, message in (("owl", "'own'"), ("gone", "no_such"), ("other", "kernel_size")):
+        with pytest.raises(ConfigError, match=rf"workload\.architecture: '{name}' .*{message}"):
+            registry.create_workload("table", data="people", architecture=name).check()
 
 
 def test_it_is_planned_without_files(people, monkeypatch, tmp_path):
