@@ -35,11 +35,12 @@ def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False,
     described = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
     columns = (SpinnerColumn(), described, BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn())
     is_drawn = is_shown and console.is_terminal
+    html: Any = None
     handle: Any = None
     if is_shown and console.is_jupyter:  # rich would need ipywidgets
-        from IPython.display import HTML, display
+        from IPython.display import HTML, display  # type: ignore[import-not-found]
 
-        handle = display(HTML(""), display_id=True)
+        html, handle = HTML, display(HTML(""), display_id=True)
     phase, began, changed, printed = "", time.monotonic(), 0.0, 0
     with Progress(*columns, console=console, disable=not is_drawn, transient=True, **options) as drawn:
         task = drawn.add_task("", total=None)
@@ -59,7 +60,7 @@ def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False,
             drawn.update(task, completed=done, total=total, description=shown, refresh=True)
             if handle:
                 value = f' value="{done}" max="{total}"' if total else ""
-                handle.update(HTML(f"<progress{value}></progress> {escape(shown)}, {now - began:.0f} s"))
+                handle.update(html(f"<progress{value}></progress> {escape(shown)}, {now - began:.0f} s"))
             elif is_shown and has_lines and not is_drawn and (is_new or (total and done * _LINES // total > printed)):
                 printed = done * _LINES // total if total else 0
                 console.print(shown)
@@ -68,7 +69,7 @@ def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False,
             yield show
         finally:
             if handle:
-                handle.update(HTML(""))
+                handle.update(html(""))
 
 
 def watched(steps: Iterable[_T], total: int, what: str, each: int = 1, has_lines: bool = False) -> Iterator[_T]:

@@ -91,7 +91,7 @@ class Command:
     """A command of the command line."""
 
     # A dataclass of keys, called when it has been read, or a function of the arguments; gives the exit code or None.
-    run: type[Callable[[], int | None]] | Callable[[Sequence[str]], int | None]
+    run: type[Any] | Callable[[Sequence[str]], int | None]
     text: str  # a line for the list of commands
     keys: type | None = None  # of a function, as a dataclass
     files: tuple[str, ...] = ()  # of `conf/base`, that hold keys of a function with their defaults

@@ -140,7 +140,9 @@ class Rank(OfSuite):
 class Leaderboard(OfSuite):
     """Rank methods over all workloads of suites at equal total epsilon, and say how sure that is."""
 
-    suite: Several[Name] = key("[A,B]: of suites that have a method on one workload, the first counts")
+    suite: Several[Name] = key(  # type: ignore[assignment]
+        "[A,B]: of suites that have a method on one workload, the first counts"
+    )
     by: _By = key("the budget of against=", "epsilon")
     against: Name | None = key("ROW: how far every other method is from that one", None)
     to: Path | None = key("folder for a page as Markdown and HTML, with its figure and CSV", None)

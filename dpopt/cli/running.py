@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpopt.cli.console import ERR, OUT, complain, print_table, report_problems
 from dpopt.cli.keys import OfSuite, read, suite_name
@@ -215,7 +215,12 @@ def audit(overrides: Sequence[str]) -> int:
 
 
 def _measured(
-    kind: str, needs: str, shown: ModuleType, results: Path, plots: Path, measure: Callable[[], dict[str, Any]]
+    kind: Literal["bench", "audit"],
+    needs: str,
+    shown: ModuleType,
+    results: Path,
+    plots: Path,
+    measure: Callable[[], dict[str, Any]],
 ) -> DataFrame:
     """Measure, and keep the record with its table and the figures that need its frame."""
     from dpopt.results import figures

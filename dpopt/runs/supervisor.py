@@ -107,7 +107,7 @@ class Supervisor:
                 self._replace(slot)
             elif slot.run_id and time.monotonic() > slot.since + limit:
                 # Noted before the kill: a worker that takes the cell at once would count a death.
-                count = self._store.tries(slot.run_id).count
+                count = self._store.tries(slot.run_id).number
                 self._store.note_tries(slot.run_id, count, "timeout", too_long(self._suite))
                 self._kill(slot)
 
@@ -147,7 +147,7 @@ class Supervisor:
 
     def _is_noted(self, run_id: str) -> bool:
         """True if the store has anything of an attempt at a cell: its end, or that there was one."""
-        return self._store.is_settled(run_id) or self._store.tries(run_id).count > 0
+        return self._store.is_settled(run_id) or self._store.tries(run_id).number > 0
 
     def _start(self, slot: _Slot) -> None:
         context: Any = multiprocessing.get_context(self._method)

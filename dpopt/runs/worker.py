@@ -192,10 +192,10 @@ def attempt(
     try:
         with lease:
             tries = store.tries(run_id)
-            if tries.count and (tries.kind not in suite.retry_on or tries.count > suite.retries):
+            if tries.number and (tries.kind not in suite.retry_on or tries.number > suite.retries):
                 store.fail(run_id, tries.reason, kind=tries.kind)
                 return "failed", tries.reason
-            store.note_tries(run_id, tries.count + 1)
+            store.note_tries(run_id, tries.number + 1)
             deadline = time.monotonic() + (math.inf if suite.timeout is None else suite.timeout)
             try:
                 if share:
@@ -234,7 +234,7 @@ def attempt(
 
 def fail(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, trace: str = "") -> tuple[str, str]:
     """Note a failure of an attempt that is noted already: for the next attempt, or for good."""
-    count = store.tries(run_id).count
+    count = store.tries(run_id).number
     try:
         if kind in suite.retry_on and count <= suite.retries:
             store.note_tries(run_id, count, kind, reason)
@@ -247,7 +247,7 @@ def fail(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, tra
 
 def uncount(store: Store, run_id: str) -> None:
     """Take back the note of an attempt that ended by no fault of its cell."""
-    store.note_tries(run_id, max(0, store.tries(run_id).count - 1))
+    store.note_tries(run_id, max(0, store.tries(run_id).number - 1))
 
 
 def too_long(suite: Keys) -> str:

@@ -50,7 +50,7 @@ UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, ArithmeticError)
 class _Tries(NamedTuple):
     """Attempts at a cell that has no result yet: their number, and how and why the last one ended."""
 
-    count: int = 0
+    number: int = 0
     kind: Failure = "died"
     reason: str = ""
 

@@ -161,7 +161,7 @@ def fit(
     defaults = sorted(name for name, value in chosen_by_hand.items() if value is None)
     if average is None:
         average = AVERAGE if optimizer is None else 0.0
-    chosen = None if optimizer is None else _stepper(optimizer, isolate)
+    chosen: Any = None if optimizer is None else _stepper(optimizer, isolate)
     spent = spent or Ledger()
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.

@@ -107,7 +107,7 @@ def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(suite, store, a
     (run_id,) = store.run_ids()
     assert [each.kind for each in news if each.run_id] == ["begin", "interrupted"]
     assert store.folder(run_id, "checkpoint.pt").exists()
-    assert (store.tries(run_id).count, store.state(run_id)) == (0, "interrupted")
+    assert (store.tries(run_id).number, store.state(run_id)) == (0, "interrupted")
 
 
 def test_workers_that_cannot_start_are_an_error_of_the_run(suite, store, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_worker_ends_with_its_supervisor(suite, store, monkeypatch):
     while os.path.exists(f"/proc/{left}") and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{left}")
-    assert store.tries(store.run_ids()[0]).count == 0, "no cell's fault"
+    assert store.tries(store.run_ids()[0]).number == 0, "no cell's fault"
 
 
 def test_workers_get_a_gpu_each_and_share_them_if_there_are_more(monkeypatch):

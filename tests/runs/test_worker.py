@@ -115,7 +115,7 @@ def test_a_death_is_counted_once_and_the_last_attempt_is_the_last(suite, store, 
     for _ in range(deaths):
         assert in_child(lambda: told(suite, store, cells[:1])) == -signal.SIGKILL
         ends[cells[0].run_id].pop()
-    assert store.tries(cells[0].run_id).count == deaths
+    assert store.tries(cells[0].run_id).number == deaths
     news = kinds(told(suite, store, cells[:1]))
     if deaths == 2:
         assert news[1][0] == "done"
@@ -165,13 +165,13 @@ def test_a_cell_that_takes_too_long_fails_and_one_that_is_stopped_does_not(suite
     ends[run_id] = [asked]
     with stopping.signals():
         assert kinds(told(suite, store, cells[:1])) == [("begin", run_id), ("interrupted", run_id)]
-    assert (store.tries(run_id).count, store.state(run_id)) == (0, "interrupted")
+    assert (store.tries(run_id).number, store.state(run_id)) == (0, "interrupted")
 
 
 def test_a_full_disk_is_no_cells_fault_and_ends_the_worker(suite, store, cells, ends):
     ends[cells[0].run_id] = [OSError(28, "No space left on device")]
     assert kinds(told(suite, store, cells)) == [("begin", cells[0].run_id), ("blocked", cells[0].run_id)]
-    assert (store.tries(cells[0].run_id).count, store.state(cells[0].run_id)) == (0, "interrupted")
+    assert (store.tries(cells[0].run_id).number, store.state(cells[0].run_id)) == (0, "interrupted")
 
 
 def test_a_cell_whose_folder_cannot_be_used_fails_and_the_others_are_run(suite, store, cells, ends, monkeypatch):

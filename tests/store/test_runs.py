@@ -42,7 +42,7 @@ def finished(store, run_id=RUN, **changes):
 def test_life_of_a_run(store):
     assert store.state(RUN) == "pending"
     store.begin(RUN, {"seed": 0})
-    assert (store.state(RUN), store.tries(RUN).count) == ("interrupted", 0)
+    assert (store.state(RUN), store.tries(RUN).number) == ("interrupted", 0)
     store.save_checkpoint(RUN, b"half")
     path = finished(store)
     assert store.state(RUN) == "done"
