@@ -29,7 +29,7 @@ PAGES = [
     *sorted((HERE / "evidence").glob("*.md")),
 ]
 PLOTS = HERE.parent / "plots"
-BOARD = tuple(f"leaderboard{task}" for task in ("", "_fashion10k", "_heads", "_scatter", "_tabular", "_texts"))
+BOARD = tuple(sorted(path.parent.name for path in PUBLISHED.glob("leaderboard*/runs.jsonl.xz")))
 MARKED = re.compile(r"(<!-- table: (\w+) -->)\n.*?(<!-- end -->)", re.DOTALL)
 EPSILON = {1.0: "ε = 1", 3.0: "3", 8.0: "8"}
 TASKS = {

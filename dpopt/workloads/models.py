@@ -29,23 +29,23 @@ those of queries and values, as in Hu et al. 2022."""
 
 
 @cache
-def of_packages() -> dict[str, EntryPoint]:
+def outside() -> dict[str, EntryPoint]:
     """Models of other packages by name: the entry points "dpopt.models", of which nothing is imported yet."""
     return {point.name: point for point in entry_points(group="dpopt.models")}
 
 
-def of_package(name: str, *sizes: int) -> nn.Module:
+def make_outside(name: str, *sizes: int) -> nn.Module:
     """The model `name` of another package, for (classes, channels, side) of images or (classes, inputs) of a table.
 
     Raises:
         ConfigError: there is none of that name, or its function cannot be imported or does not take these sizes.
     """
-    if name not in of_packages():
-        raise unknown("workload.architecture", name, of_packages(), "no package has it as an entry point dpopt.models")
+    if name not in outside():
+        raise unknown("workload.architecture", name, outside(), "no package has it as an entry point dpopt.models")
     try:
-        return of_packages()[name].load()(*sizes)
+        return outside()[name].load()(*sizes)
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError("workload.architecture", name, f"{of_packages()[name].value} failed: {error}") from error
+        raise ConfigError("workload.architecture", name, f"{outside()[name].value} failed: {error}") from error
 
 
 def two_conv(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Sequential:

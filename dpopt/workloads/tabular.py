@@ -23,7 +23,7 @@ class TableClassification(Workload):
     Args:
         data: name of a table.
         hidden: width of the hidden layer, 0 for logistic regression, or the widths of several.
-        architecture: a model of another package in place of the network, see `models.of_package`.
+        architecture: a model of another package in place of the network, see `models.make_outside`.
         validation: see `Workload`.
     """
 
@@ -70,7 +70,7 @@ class TableClassification(Workload):
 
     def model(self) -> nn.Module:
         if self.architecture:
-            return models.of_package(self.architecture, self.classes, data.entry(self.data).width)
+            return models.make_outside(self.architecture, self.classes, data.entry(self.data).width)
         hidden = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,) * bool(self.hidden)
         return mlp(data.entry(self.data).width, *hidden, self.classes)
 

@@ -57,7 +57,7 @@ class ImageClassification(Workload):
     Args:
         data: name of a data set of images, see `data.entries`.
         architecture: a key of `ARCHITECTURES` or `FROZEN`, the name of a model of another package, see
-            `models.of_package`, or of timm's, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+            `models.make_outside`, or of timm's, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
         pretrained: start from timm's checkpoint: the file in `$DPOPT_DATA/checkpoints` whose name begins with the
             model's where that variable is set, else from the hub.
         subset: what is trained, see `models.trainable`.
@@ -173,7 +173,7 @@ class ImageClassification(Workload):
 
     @property
     def _is_own(self) -> bool:
-        return any(self.architecture in names for names in (ARCHITECTURES, FROZEN, models.of_packages()))
+        return any(self.architecture in names for names in (ARCHITECTURES, FROZEN, models.outside()))
 
     def _side(self, of_checkpoint: int | None) -> int:
         side = self.size or self.options.get("img_size") or of_checkpoint or data.entry(self.data).size
@@ -184,7 +184,7 @@ class ImageClassification(Workload):
     def _network(self, checkpoint: Path | None) -> nn.Module:
         prepared = self.preparation
         if self._is_own:
-            make = ARCHITECTURES.get(self.architecture, partial(models.of_package, self.architecture))
+            make = ARCHITECTURES.get(self.architecture, partial(models.make_outside, self.architecture))
             network = make(self.classes, prepared.channels, prepared.size)
         else:
             network = models.timm_model(self.architecture, self.classes, checkpoint, **self._options)

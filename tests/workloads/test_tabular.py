@@ -66,7 +66,7 @@ def test_a_model_of_another_package(people, monkeypatch):
     """Of the entry points that are not asked for, none is imported; one that fails is named."""
     values = {"own": "torch.nn:Linear", "gone": "no_such:net", "other": "torch.nn:Conv2d"}
     points = {name: EntryPoint(name, value, "dpopt.models") for name, value in values.items()}
-    monkeypatch.setattr(models, "of_packages", lambda: points)
+    monkeypatch.setattr(models, "outside", lambda: points)
     workload = registry.create_workload("table", data="people", architecture="own")
     assert [parameter.shape for parameter in workload.model().parameters()] == [(5, 2), (5,)]
     assert registry.spec("workload", "table", workload)["architecture"] == "own"
