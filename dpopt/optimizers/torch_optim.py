@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
 from dpopt.fields import Arguments, NonNegative, Positive, later
 from dpopt.optimizers._installed import EXTRAS, NotInstalled, hint, require
-from dpopt.optimizers.base import Configured, is_matrix, scalar
+from dpopt.optimizers._split import Split, parameter_of
+from dpopt.optimizers.base import Configured, scalar
 from dpopt.types import ClipRule, Layout, Oracle, Vector, laid_out
 
 
@@ -127,7 +128,7 @@ class TorchOptim(Configured):
         if kept is None:
             # Prodigy returns at once where its first gradient is zero. Later, or had it moved, going on from `state`
             # would lose something.
-            if state.begun or not torch.equal(_parameter(wrapped), state.point):
+            if state.begun or not torch.equal(parameter_of(wrapped), state.point):
                 raise RuntimeError(f"{self.optimizer} keeps other things after this step than after its first")
             return state
         numbers, tensors = kept
@@ -137,13 +138,13 @@ class TorchOptim(Configured):
         return State(theta, point, eta, torch.ones_like(state.begun), state.numbers.new_tensor(numbers), tensors)
 
     def wrap(self, point: Vector, layout: Layout = ()) -> Optimizer:
-        """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]; see `_Split`."""
+        """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]; see `Split`."""
         parameter = nn.Parameter(point.clone())
         make = partial(_class(self.optimizer), lr=self.lr, **self.arguments)
         with redirect_stdout(None):  # some print when they are made, which is before every step
             if not self.rest:
                 return make([parameter])
-            return _Split(parameter, layout, make, partial(_class(self.rest), **{"lr": self.lr, **self.rest_arguments}))
+            return Split(parameter, layout, make, partial(_class(self.rest), **{"lr": self.lr, **self.rest_arguments}))
 
     def _averaged(self, average: Vector, point: Vector, oracle: Oracle) -> Vector:
         if self.averaging is None:
@@ -177,7 +178,7 @@ class _Layout:
         content = pytree.tree_unflatten(list(self._filled(kept)), self.structure)
         optimizer.load_state_dict(content)
         # Loading casts to the parameter's dtype, and DoG's moves things to the CPU: put them back as they were.
-        group, parameter = content["param_groups"][0], _parameter(optimizer)
+        group, parameter = content["param_groups"][0], parameter_of(optimizer)
         optimizer.param_groups[0].update({key: value for key, value in group.items() if key != "params"})
         if 0 in content["state"]:
             optimizer.state[parameter].update(content["state"][0])
@@ -226,60 +227,6 @@ def _require(kept: _Kept | None, path: str) -> _Kept:
     return kept
 
 
-class _Split(Optimizer):
-    """Two optimizers as one over a vector: the first for the matrices in it, the second for the rest.
-
-    What they keep for a parameter lies in a vector as the parameter does.
-
-    Args:
-        make, make_rest: parameters -> the optimizer. Each gets one more, without entries, so that what it keeps does
-            not depend on the layout, which the state before the first step does not know.
-    """
-
-    def __init__(self, parameter: nn.Parameter, layout: Layout, make: Any, make_rest: Any) -> None:
-        self._inner: list[tuple[Optimizer, list[slice]]] = []
-        for is_rest, of in enumerate((make, make_rest)):
-            parts = [part for part in layout if is_matrix(part) != is_rest]
-            # Views: what is done to them is done to the vector. No part is a number, which would look like a count.
-            views = [parameter.data[part.slice].view(-1 if is_rest else (part.shape[0], -1)) for part in parts]
-            views.append(parameter.data[:0].view(0 if is_rest else (0, 1)))
-            self._inner.append((of(list(map(nn.Parameter, views))), [*(part.slice for part in parts), slice(0)]))
-        first, second = (_numbers(optimizer.param_groups[0]) for optimizer, _ in self._inner)
-        super().__init__([parameter], {**first, "rest": second})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        (group,), parameter = self.param_groups, cast(Any, _parameter(self))
-        kept = self.state[parameter]
-        for name, (optimizer, places) in zip(("matrices", "rest"), self._inner, strict=True):
-            (inner,) = optimizer.param_groups
-            inner.update(group["rest"] if name == "rest" else {k: v for k, v in _numbers(group).items() if k != "rest"})
-            for p, place in zip(inner["params"], places, strict=True):
-                p.grad = parameter.grad[place].view_as(p)
-                for key, value in kept.get(name, {}).items():
-                    if isinstance(value, Tensor):  # a number is one for each, as a step may change it in place
-                        value = value[place].view_as(p) if value.dim() else value.clone()
-                    optimizer.state[p][key] = value
-            optimizer.step()
-            states = [(p.shape, optimizer.state[p]) for p in inner["params"]]
-            kept[name] = {key: self._packed(key, states, places) for key in states[0][1]}
-            group.update(_numbers(inner) if name == "matrices" else {"rest": _numbers(inner)})
-
-    def _packed(self, key: str, states: list[tuple[torch.Size, dict[str, Any]]], places: list[slice]) -> Any:
-        values = [state[key] for _, state in states]
-        if any(getattr(state[key], "shape", None) != shape for shape, state in states):
-            if any(torch.as_tensor(value).dim() or value != values[0] for value in values):
-                raise ValueError(f"its {key!r} is neither of a parameter's shape nor one number for all")
-            return values[0]
-        vector = torch.zeros_like(_parameter(self), dtype=values[0].dtype)
-        for value, place in zip(values, places, strict=True):
-            vector[place] = value.flatten()
-        return vector
-
-
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
-
-
 def _class(path: str) -> Callable[..., Optimizer]:
     module, _, name = path.rpartition(".")
     try:
@@ -297,27 +244,23 @@ def _class(path: str) -> Callable[..., Optimizer]:
     return imported
 
 
-def _parameter(optimizer: Optimizer) -> nn.Parameter:
-    return optimizer.param_groups[0]["params"][0]
-
-
 def _advanced(optimizer: Any, gradient: Vector) -> Optimizer:
     """`optimizer` after a step with a copy of `gradient`, in its training mode where it has one."""
     if hasattr(optimizer, "train"):
         optimizer.train()
-    _parameter(optimizer).grad = gradient.clone()
+    parameter_of(optimizer).grad = gradient.clone()
     optimizer.step()
     return optimizer
 
 
 def _points(optimizer: Any) -> tuple[Vector, Vector]:
     """The points at which `optimizer` trains and is evaluated; it is left in the latter mode."""
-    training = _parameter(optimizer).detach()
+    training = parameter_of(optimizer).detach()
     if not hasattr(optimizer, "eval"):
         return training, training
     training = training.clone()
     optimizer.eval()
-    return training, _parameter(optimizer).detach()
+    return training, parameter_of(optimizer).detach()
 
 
 def _step_size(optimizer: Optimizer, key: str) -> float | Tensor:

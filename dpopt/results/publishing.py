@@ -16,7 +16,7 @@ from dpopt.store.runs import RESULTS, Archive, Run
 
 _TEXTS = [f"table.{kind}" for kind in ("md", "csv", "tex")]
 _TEXTS += [f"{name}.{kind}" for name in ("ranking_epsilon", "clip_batch") for kind in ("md", "csv")]
-"""The tables of a published folder, all of which are compared, also those that are not there."""
+"""All tables that a published folder can hold; one that its runs do not give must not be there."""
 
 
 def publish(
@@ -57,8 +57,12 @@ def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new
     there = [*about.get("figures", ()), *(path.stem for path in folder.glob("*.svg"))]
     every = [plot.name for plot in figures.plots(plots) if plot.needs in figures.OF_SUITES]
     wanted = chosen or (every if is_new else [path.stem for path in folder.glob("*.svg")])
-    for name, text in _texts(results).items():
-        files.write(folder / name, text)
+    texts = _texts(results)
+    for name in _TEXTS:
+        if name in texts:
+            files.write(folder / name, texts[name])
+        else:
+            (folder / name).unlink(missing_ok=True)  # of an older version, which had it to show
     for name in wanted:
         try:
             files.write(folder / f"{name}.svg", _drawn(results, name, plots))

@@ -13,7 +13,7 @@ from small_suites import QUICK
 from dpopt import files, load_suite, run_suite
 from dpopt.cli import main
 from dpopt.errors import ConfigError
-from dpopt.results.publishing import differences, publish
+from dpopt.results.publishing import differences, publish, remake
 from dpopt.results.results import Results, load_results
 from dpopt.results.verify import verify
 from dpopt.store import Store, manifests
@@ -234,3 +234,9 @@ def test_the_table_of_c_and_b_is_one_that_the_runs_give(tmp_path):
     assert list(differences(results)) == [(table, "the runs give another table")]
     table.unlink()
     assert list(differences(results)) == [(table, "the runs give another table")]
+    # A table that an older version made, and today's runs do not give, goes with the next publication.
+    (stale := table.with_name("ranking_epsilon.md")).write_text("| rank |")
+    assert {path for path, _ in differences(results)} == {table, stale}
+    remake(tmp_path, "film_small", Path("plots"))
+    assert list(differences(results)) == []
+    assert not stale.exists()
