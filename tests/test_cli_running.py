@@ -7,9 +7,7 @@ from fabricated import SMALL, noted
 
 from dpopt.cli import console, main
 from dpopt.cli.running import SHOWN
-from dpopt.runs import probe
 from dpopt.store import Store
-from dpopt.suites.estimate import Timing
 
 TRACEBACK = (
     "Traceback (most recent call last):\n" + "".join(f"  frame {k}\n" for k in range(9)) + "ValueError: [no] luck\n"
@@ -100,20 +98,3 @@ def test_a_run_needs_both(tmp_path, nowhere, capsys, monkeypatch):
     assert "go online once to load uoft-cs/cifar10" in capsys.readouterr().err
     assert not nowhere
     assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
-
-
-def test_no_more_hours_than_allowed(tmp_path, capsys, monkeypatch):
-    def slow(rows, *given, **limits):
-        for row in rows:
-            row.timing = Timing(draw=1.0)
-
-    monkeypatch.setattr(probe, "find_times", slow)
-    arguments = [*SMALL, "seeds=[0,1]", f"results={tmp_path}"]
-    assert main(["run", *arguments, "max_hours=1e-9"]) == 2
-    refused = " ".join(capsys.readouterr().err.split())
-    assert "max_hours: 1e-09 cannot be used" in refused
-    assert re.search(r"about [\d.e-]+ (seconds|minutes) with workers = 1", refused), "it says what the suite would take"
-    assert not list(tmp_path.rglob("cell.json")), "and nothing has begun"
-    assert main(["run", *arguments, "max_hours=1"]) == 0
-    assert len(list(tmp_path.rglob("run.json"))) == 2
-    assert main(["run", *arguments, "max_hours=1e-9"]) == 0, "there is nothing left to take time"

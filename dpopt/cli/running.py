@@ -60,7 +60,7 @@ def plan(overrides: Sequence[str]) -> None:
     start = time.process_time()  # a run imports and plans the same before its first cell
     at_once = 1 if suite.engine in ("inline", "span") else len(places(suite.device, suite.workers))
     # Workers share the machine: a draw is timed with as many beside it as will train.
-    probe.find_times(rows, store, suite, at_once, limit, ERR, is_estimated=True)
+    probe.find_times(rows, store, suite, at_once, limit, ERR)
     for workload, lines in _costs(rows).items():
         print_table(Table(DataFrame(lines, dtype=object), workload, optional=_OPTIONAL))
     for row in rows:

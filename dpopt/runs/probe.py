@@ -33,14 +33,13 @@ def find_times(
     at_once: int = 1,
     limit: int = 0,
     console: Console | None = None,
-    is_estimated: bool = False,
 ) -> None:
     """Set `timing` of rows, as far as there are any times.
 
     Times are taken from finished cells. For a row without a finished cell on this kind of device, and with cells to
     run, one cell is timed for up to `limit` real draws (none by default), `at_once` rows at a time. Timing stores
     nothing but what calibration and `workloads.cache` keep. A row may fail in any way, or lose its process. The other
-    rows are estimated by their FLOPs, if `is_estimated`.
+    rows are estimated by their FLOPs.
     """
     place = training.resolve_device(suite.device)
     here = provenance(place)["device"]
@@ -56,7 +55,7 @@ def find_times(
         for done, (number, timing, failure) in enumerate(ended, 1):
             show("timing rows", done, len(probes))
             probed[number][0].timing = timing or Timing(failure=failure)
-    left = [row for row in rows if is_estimated and row.timing is None and row.waiting]
+    left = [row for row in rows if row.timing is None and row.waiting]
     rate = flops_per_second(place) if left else 0.0
     for row in left:
         row.timing = row.by_flops(rate)

@@ -22,14 +22,12 @@ from dpopt import bars, fields, registry
 from dpopt.cells import Cell
 from dpopt.errors import ConfigError, unknown
 from dpopt.markup import lines
-from dpopt.runs import launchers, probe, stopping
+from dpopt.runs import launchers, stopping
 from dpopt.runs.supervisor import Supervisor
 from dpopt.runs.worker import News, Tell, work
 from dpopt.store import Store
 from dpopt.store.runs import RESULTS
-from dpopt.suites import estimate
 from dpopt.suites import plan as planning
-from dpopt.suites.searches import Planned
 from dpopt.suites.suite import Suite, check_engine, other_engines
 from dpopt.training import resolve_device
 from dpopt.workloads.features import cores
@@ -73,8 +71,8 @@ def run_suite(
         What became of the cells; where it `is_stopped`, the same call goes on.
 
     Raises:
-        ConfigError: something in the suite cannot be used, data or weights are missing, or it would take longer than
-            `max_hours`. The suite's cells and what is noted of failures are then as before.
+        ConfigError: something in the suite cannot be used, or data or weights are missing. The suite's cells and what
+            is noted of failures are then as before.
         OSError: results cannot be written, or no worker can be started.
     """
     store, engine = open_store(suite, results), engine or suite.engine
@@ -88,7 +86,6 @@ def run_suite(
     with ExitStack() as opened:
         # Whatever can be refused is refused before anything is written.
         run = _engine(engine, suite, store, left, devices, opened) if left else None
-        _refuse_longer(suite, store, planned, retry, console, 1 if engine in ("inline", "span") else len(devices))
         for cell in left:
             if store.state(cell.run_id) == "failed":
                 store.forget_failure(cell.run_id)
@@ -141,7 +138,7 @@ def run_job() -> NoReturn:
     """Run what a launcher's `Job` writes to stdin, until nothing is left; exits with 1 if it was stopped before."""
     stopping.end_with(int(os.environ["DPOPT_PARENT"]))
     suite, results = pickle.load(sys.stdin.buffer)
-    suite = replace(suite, engine="local", options={}, workers=1, max_hours=None)
+    suite = replace(suite, engine="local", options={}, workers=1)
     raise SystemExit(run_suite(suite, results).is_stopped)  # its bar is lines of the job's log
 
 
@@ -175,23 +172,6 @@ def _engine(
     launcher = opened.enter_context(closing(make(suite)))
     job = launchers.Job(suite, str(store.root))
     return lambda left, tell, stop: launchers.launch(launcher, job, store, left, tell, stop)
-
-
-def _refuse_longer(
-    suite: Suite, store: Store, planned: list[Planned], retry: bool, console: Console, at_once: int
-) -> None:
-    """Raise `ConfigError` where a suite is estimated to take more than its `max_hours`."""
-    if suite.max_hours is None:
-        return
-    rows = estimate.rows(planned, store, suite.marks)
-    if retry:  # what has failed is still noted, and is to be run
-        rows = [replace(row, states=tuple("pending" if s == "failed" else s for s in row.states)) for row in rows]
-    probe.find_times(rows, store, suite, at_once, limit=5, console=console)
-    for row in rows:
-        if row.timing and row.timing.failure:
-            console.print(f"{row.label} failed: {row.timing.failure}")
-    if estimate.hours(rows, at_once) > suite.max_hours:
-        raise ConfigError("max_hours", suite.max_hours, estimate.summary(rows, at_once))
 
 
 def places(name: str, workers: int | None) -> list[str]:

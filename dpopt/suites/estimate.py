@@ -151,11 +151,6 @@ def _key(spec: Mapping[str, Any]) -> str:
     return json.dumps(spec, sort_keys=True)
 
 
-def hours(rows: Iterable[CostRow], at_once: int) -> float:
-    """Hours on the clock for all cells that wait of the rows that have a time, `at_once` cells at a time."""
-    return sum(row.seconds or 0.0 for row in rows) / 3600 / at_once
-
-
 def summary(rows: Sequence[CostRow], at_once: int, start: float = 0.0) -> str:
     """The time of all that is to be run here, `at_once` cells at a time, `start` seconds from now on, in one line."""
     waiting = [row for row in rows if row.waiting]
@@ -165,11 +160,12 @@ def summary(rows: Sequence[CostRow], at_once: int, start: float = 0.0) -> str:
     counts += f", {operations:.1e} FLOPs to run" if operations else " to run"
     if not timed:
         return f"{counts}; timed_draws=20 estimates how long they take" if waiting else "nothing to run"
-    total = hours(rows, at_once) + start / 3600
-    begin = f", {duration(start)} of it to start" if start > 360 * total else ""  # a tenth: less is nothing to speak of
+    alone = sum(row.seconds or 0.0 for row in rows)
+    total = alone / at_once + start
+    begin = f", {duration(start)} of it to start" if start > 0.1 * total else ""  # less is nothing to speak of
     missing = f" without {len(waiting) - timed} rows that were not timed" if timed < len(waiting) else ""
-    each = f" ({duration(3600 * at_once * hours(rows, at_once) + start)} if it were one)" if at_once > 1 else ""
-    return f"{counts}, about {duration(3600 * total)} with workers = {at_once}{each}{begin}{missing}"
+    each = f" ({duration(alone + start)} if it were one)" if at_once > 1 else ""
+    return f"{counts}, about {duration(total)} with workers = {at_once}{each}{begin}{missing}"
 
 
 @cache

@@ -115,7 +115,6 @@ class Keys:
     marks: Few | None = None
     timeout: Amount | None = None
     memory: Amount | None = None
-    max_hours: Amount | None = None
     options: dict[str, Any] = field(default_factory=dict)
     retry_on: Several[Failure] = ()
     log: Several[Literal["tensorboard", "wandb"]] = ()

@@ -14,7 +14,6 @@ from dpopt.runs import launchers, stopping, worker
 from dpopt.runs import run_suite as running
 from dpopt.runs.remote import guarded_main
 from dpopt.runs.run_suite import run_suite
-from dpopt.suites import estimate
 from dpopt.suites import suite as suites
 from dpopt.suites.plan import plan
 
@@ -57,24 +56,6 @@ def test_an_engine_is_not_tried_for_nothing(write_suite, store, monkeypatch):
         store.fail(entry.cell.run_id, "out of luck")
     monkeypatch.setattr(running, "_engine", lambda *given: pytest.fail("an engine was made for nothing"))
     assert len(run_suite(suite, store.root, engine="inline", progress=False).failed) == 2
-
-
-def test_a_retry_that_takes_too_long_keeps_the_failures(write_suite, store, monkeypatch):
-    suite = write_suite(overrides=[*FEW, "max_hours=1"])
-    failed = [entry.cell.run_id for entry in plan(suite)]
-    for run_id in failed:
-        store.fail(run_id, "out of luck", "where")
-
-    def slow(rows, *_, **limits):
-        for row in rows:
-            row.timing = estimate.Timing(draw=3600)
-
-    monkeypatch.setattr(running.probe, "find_times", slow)
-    with pytest.raises(ConfigError, match="max_hours: 1"):
-        run_suite(suite, store.root, engine="inline", progress=False, retry=True)
-    assert {store.error(run_id)["traceback"] for run_id in failed} == {"where"}
-    assert not store.suites()
-    assert len(run_suite(suite, store.root, engine="inline", progress=False).failed) == 2, "nothing waits"
 
 
 def test_a_stop_at_the_end_of_a_stage_is_heard(write_searches, store, monkeypatch):

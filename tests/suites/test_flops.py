@@ -100,6 +100,6 @@ def test_times_come_before_estimates(rows, store, monkeypatch):
     train_cell(first.cells[0], store, device="cpu")
     monkeypatch.setattr(probe, "flops_per_second", lambda device: 1e9)
     timed = estimate.rows(plan(suite), store)
-    probe.find_times(timed, store, suite, is_estimated=True)
+    probe.find_times(timed, store, suite)
     assert [row.timing.is_estimate for row in timed] == [False, True, True, True]
     assert timed[1].timing == others[0].by_flops(1e9)
