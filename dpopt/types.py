@@ -123,9 +123,9 @@ class Query(ABC):
     follows: ClassVar[str | None] = None
 
     @property
-    @abstractmethod
     def releases(self) -> int:
-        """Number m of sums that are released, each with noise of its own, and each charged."""
+        """Number m of sums that are released, each with noise of its own, and each charged; by default 1."""
+        return 1
 
     @property
     @abstractmethod

@@ -39,10 +39,6 @@ class Contrast(Query):
         return self.at
 
     @property
-    def releases(self) -> int:
-        return 1
-
-    @property
     def sensitivity(self) -> Number:
         return self.bound
 

@@ -44,12 +44,7 @@ class NoiseAwareHyFreeDP(HyFreeDP):
     steps, which share the Newton step. A filter around that direction (DOPPLER, DiSK) makes gradients act for longer,
     which is not counted.
 
-    Why. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s and are not correlated. On noise alone their
-    quotient D_1/(2 D_2) is a Cauchy variable divided by 2 sqrt(3), and the log of a Cauchy variable's size has mean 0.
-    So phi h |D_1/(2 D_2)| has no drift on the log scale where h = 2 sqrt(3) eta / phi; with h = eta it shrinks by
-    e^-1.24 a round. Probing so far ahead shows curvature that a step of eta would not, and moves nothing. While D_2 is
-    within its noise at h, a step of eta << h is safe, and eta may grow. Uphill without curvature, no eta is better than
-    another: the direction is at fault, as an average of clipped gradients may point uphill, and eta is kept.
+    Why: docs/decisions/optimizers.md.
 
     Args:
         growth: how much eta grows at most in a round.

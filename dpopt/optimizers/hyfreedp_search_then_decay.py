@@ -75,36 +75,7 @@ class HyFreeDPSearchThenDecay(Configured):
     where the base direction knows all draws. Where N = T the trial keeps its end. eta stays as it is where it would be
     no positive number.
 
-    What follows from the noise being known. D_1 and D_2 have standard deviations sqrt(2) s and sqrt(6) s on noise
-    alone, and D_2 > 4 sqrt(6) s once in 31,600 rounds. A probe costs the same wherever it lies and moves nothing, while
-    D_1 grows with c and D_2 with c^2: so the first probes lie far ahead. While nothing is seen 16 displacements ahead,
-    going there does no harm that could be measured, so eta may be 16 times larger. Curvature shows in time: where eta
-    has become too large, L_- and L_+ lie on both sides of the valley, or saturate. On noise alone eta grows until then.
-
-    What follows from the displacement. theta_t - theta_0 is eta times the sum of all f_i G_i since the path began, so x
-    asks how long the whole path should have been. Its signal grows with the number of draws, its noise with their root;
-    the minimum along one direction G_t is short-sighted beside it. Asked of a whole run it would be too long, as a
-    clipped loss hardly punishes a displacement that is.
-
-    Why the trial begins anew. The first draws look for the size of eta and follow one direction, that of the gradient
-    at theta_0. The smaller `lr` is, the more of them there are, and the loss along a straight path has its minimum
-    nearer than along one that bends, as training's does. Kept in the path or in the base's momentum, these draws would
-    make eta depend on `lr`. Their displacement took t + 1 draws, and the new path's first one takes one, so eta is
-    multiplied by t + 1.
-
-    What is a choice. N = 10, which balances signal and short sight. b = 4 and the exponent 1/k once curvature was seen:
-    log eta is the mean of what the unsaturated rounds after that one ask for, each within a factor of 4 of eta. A round
-    in which nothing is seen asks for 4: then eta may be too small to show anything. Nine such rounds multiply eta by
-    50. SHARE: on the digits and the CIFAR-100 subset, which chose it, the trial asks for more than training wants; on
-    other tasks for less. The base's state of all draws, with which training begins, as a run of few draws would
-    otherwise begin without any. The decay, after which less of the noise stays in theta. R_l begins at 10, above
-    log(classes), as saturated rounds are lost, and at most halves in a round, as a sum that noise has brought near zero
-    would saturate the rounds after it; HyFreeDP's begins at 1. FAR, NEAR and the thresholds. All were made on
-    validation records.
-
-    What it cannot do. The trial has N - 1 factors of 16 at most, and several rounds must be left for the mean: from
-    1e-8 to 1e-2 that takes T of about 50 and more. Should the first loss lie above 0.9 R_l because `lr` is far too
-    large, R_l grows up to it before eta falls.
+    Why, what is a choice, and what it cannot do: docs/decisions/optimizers.md.
 
     Ledger: that of `HyFreeDP` at equal `probe_every` and `noise_inflation`, with its rounds of losses in the first
     draws, and no more of them than `rounds`.

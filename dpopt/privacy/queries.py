@@ -37,10 +37,6 @@ class Gradient(Query):
     shift: Vector | None = None
 
     @property
-    def releases(self) -> int:
-        return 1
-
-    @property
     def sensitivity(self) -> Number:
         return self.clip.sensitivity
 
@@ -106,10 +102,6 @@ class Below(Query):
     kind: ClassVar[str] = "counts"
     follows: ClassVar[str | None] = Gradient.kind
     bound: Number
-
-    @property
-    def releases(self) -> int:
-        return 1
 
     @property
     def sensitivity(self) -> Number:

@@ -141,10 +141,6 @@ class Mixing(Query):
     factor: dpopt.types.Number = 1.0
 
     @property
-    def releases(self):
-        return 1
-
-    @property
     def sensitivity(self):
         return 1.0
 
