@@ -417,9 +417,9 @@ def gallery() -> str:
     return "\n\n".join(sections).replace("\n\n\n\n", "\n\n")
 
 
-def methods() -> str:
+def methods(suite: str) -> str:
     """What a step in C and in B costs each method, and what tuning both gains, in points with 95 % intervals."""
-    effects = pd.read_csv(PUBLISHED / "clip_batch_methods" / "clip_batch.csv")
+    effects = pd.read_csv(PUBLISHED / suite / "clip_batch.csv")
     columns = {("lost", "C"): "a step in C", ("lost", "B"): "a step in B", ("gained", "both"): "C and B tuned"}
     rows: dict[str, dict[str, str]] = {}
     for cell in effects.to_dict("records"):
@@ -494,7 +494,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         spread=True,
     ),
     "gallery": gallery,
-    "methods": methods,
+    "methods": partial(methods, "clip_batch_methods"),
     "summary": summary,
     "against_dp_adam": against_dp_adam,
     "tolerances": tolerances,
