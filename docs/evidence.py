@@ -291,6 +291,7 @@ def printed() -> str:
     pairs = {
         "guards of the fit, digits, from 10⁻²": ("hyfreedp_guards", "none_1e-2", "gen_1e-2"),
         "guards of the fit, MNIST, from 10⁻²": ("hyfreedp_guards_mnist", "none_1e-2", "gen_1e-2"),
+        "guards of the fit, head, from 10⁻²": ("hyfreedp_guards_head", "none_1e-2", "gen_1e-2"),
         "noise of the losses, digits, from 10⁻²": ("hyfreedp_paper_noise", "paper_states{:g}_1e-2", "exact_1e-2"),
         "noise of the losses, MNIST, from 10⁻⁴": ("hyfreedp_paper_noise_mnist", "paper_states{:g}", "exact"),
         "start for LoRA, SST-2: 10⁻³, 10⁻²": ("hyfreedp_lora_start", "paper_1e-3", "paper_1e-2"),
