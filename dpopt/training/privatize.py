@@ -7,10 +7,9 @@ import inspect
 import math
 from collections.abc import Iterator
 from pkgutil import resolve_name
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -32,41 +31,22 @@ class Privatized(NamedTuple):
     changes: list[str]
 
 
-class FrozenBatchNorm(nn.Module):
-    """Batch normalisation with constants: the statistics, the scale and the shift that a trained layer has, each [C].
-
-    In training mode as in evaluation mode. A `BatchNorm`'s state dict fits, but for `num_batches_tracked`.
-    """
-
-    def __init__(self, trained: _BatchNorm) -> None:
-        super().__init__()
-        self.eps = trained.eps
-        for name in ("running_mean", "running_var", "weight", "bias"):
-            value = getattr(trained, name)
-            self.register_buffer(name, None if value is None else value.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        statistics: Any = self.running_mean, self.running_var
-        scale: Any = self.weight, self.bias
-        return F.batch_norm(x, *statistics, *scale, eps=self.eps)
-
-
 @fields.checked
-def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "group") -> Privatized:
+def privatize(model: nn.Module) -> Privatized:
     """Replace the layers of a model that `fit` refuses; the model that is passed in stays as it is.
 
     - Batch normalisation mixes the examples of a batch. It becomes `GroupNorm`, of one group in place of `BatchNorm1d`,
-      whose inputs may have one value for each channel. Scale and shift are kept and trained on. Or it is frozen.
+      whose inputs may have one value for each channel. Scale and shift are kept and trained on.
     - `InstanceNorm` keeps no running statistics any more: they are averages over records without noise.
     - `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells become those of `opacus.layers`, which compute the same.
     - `Embedding` loses `max_norm` and `scale_grad_by_freq`.
 
-    `GroupNorm` computes something else than the `BatchNorm` before it: where weights are pretrained, compare the two.
+    `GroupNorm` computes something else than the `BatchNorm` before it. A pretrained one can be kept instead: `fit`
+    takes it in evaluation mode (`layer.eval()`), where its statistics are constants. They are then part of what is
+    published, so they must not come from records that are to be protected.
 
     Args:
         model: see `fit`; all its layers of these kinds are replaced, trained or not.
-        batchnorm: "group", or "freeze": the layer's statistics, scale and shift become constants. They are then part
-            of what is published, so they must not come from records that are to be protected.
 
     Returns:
         The model and a sentence for each change.
@@ -84,7 +64,7 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
         if id(module) not in replaced:
             where = f"model.{name}" if name else "model"
             with refused(where, type(module).__name__, "replacing it"):
-                replaced[id(module)] = _replacement(module, where, batchnorm)
+                replaced[id(module)] = _replacement(module, where)
         new, change = replaced[id(module)]
         if new is not module and name:
             copied.set_submodule(name, new)
@@ -95,16 +75,12 @@ def privatize(model: nn.Module, *, batchnorm: Literal["group", "freeze"] = "grou
     return Privatized(copied if changes else model, changes)
 
 
-def _replacement(module: nn.Module, where: str, batchnorm: str) -> tuple[nn.Module, str]:
+def _replacement(module: nn.Module, where: str) -> tuple[nn.Module, str]:
     """The replacement of `module`, which may be itself, and a sentence on what has changed."""
     if type(module) in RECURRENT:
         new = _recurrent(module)
     elif not isinstance(module, _BatchNorm):
         return module, "; ".join(_switched_off(module))
-    elif batchnorm == "freeze":
-        if module.running_mean is None:
-            raise ConfigError(where, type(module).__name__, "keeps no statistics to freeze: use batchnorm='group'")
-        new = _with_activation(module, FrozenBatchNorm(module), where)
     else:
         # Of 32 groups, where the channels can be divided so (Wu and He 2018). Inputs of rows may have one value a
         # channel, which a group of one channel would turn into zero.

@@ -78,21 +78,6 @@ def test_what_was_refused_is_followed(name):
         torch.testing.assert_close(private(sample[0]), model(sample[0]))
 
 
-@pytest.mark.parametrize("name", ["batchnorm", "batchnorm_of_rows", "normalised_and_activated"])
-def test_frozen_batchnorm_is_what_it_was_in_evaluation_mode_and_stays_so(name):
-    model, (x, y) = made(name)
-    model.train()(x)  # its statistics are some
-    expected = model.eval()(x)
-    private, _ = dpopt.privatize(model.train(), batchnorm="freeze")
-    engine(private, loss, sample=(x, y), batch=4)
-    before = {key: value.clone() for key, value in private.state_dict().items()}
-    torch.testing.assert_close(private.train()(x), expected)
-    assert all(torch.equal(value, before[key]) for key, value in private.state_dict().items())
-    if name == "batchnorm":
-        trained = [key for key, p in private.named_parameters() if p.requires_grad]
-        assert trained == ["0.weight", "0.bias", "5.weight", "5.bias"]
-
-
 def test_groups_are_those_of_opacus():
     model, (x, _) = made("batchnorm")
     fixed, private = ModuleValidator.fix(model), dpopt.privatize(model).model
@@ -150,19 +135,17 @@ class Own(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "message"),
+    ("model", "message"),
     [
-        (lambda: nn.Sequential(Own(4)), {}, r"model\.0: 'Own'.*`forward` is not known"),
-        (lambda: nn.BatchNorm2d(4, track_running_stats=False), {"batchnorm": "freeze"}, "no statistics"),
-        (lambda: Read(nn.LSTM(4, 5, proj_size=2, batch_first=True)), {}, "proj_size"),
-        (lambda: nn.LazyBatchNorm2d(), {}, "no shape yet"),
-        (lambda: nn.BatchNorm2d(4), {"batchnorm": "groups"}, "did you mean 'group'"),
-        (lambda: nn.BatchNorm2d(4), {"batchnorm": "freeze"}, "no parameter with requires_grad"),
+        (lambda: nn.Sequential(Own(4)), r"model\.0: 'Own'.*`forward` is not known"),
+        (lambda: Read(nn.LSTM(4, 5, proj_size=2, batch_first=True)), "proj_size"),
+        (lambda: nn.LazyBatchNorm2d(), "no shape yet"),
+        (lambda: nn.BatchNorm2d(4, affine=False), "no parameter with requires_grad"),
     ],
 )
-def test_bad_input(model, options, message):
+def test_bad_input(model, message):
     with pytest.raises(ConfigError, match=message):
-        dpopt.privatize(model(), **options)
+        dpopt.privatize(model())
 
 
 HEAVY = ("timm", "transformers", "datasets", "matplotlib", "pandas", "opacus")
