@@ -178,7 +178,7 @@ def price() -> str:
 
 def adadp_rows() -> str:
     """ADADP and its constants on the tasks of the leaderboard, mean over epsilon."""
-    names = {"adadp": "ADADP, two draws a step", "adadp_hybrid": "ADADP, then its constant"} | {
+    names = {"adadp": "ADADP, two draws a step", "adadp_hybrid": "ADADP, then DP-SGD with a decay"} | {
         label: OURS[label] for label in ("adadp_equilibrium", "adadp_equilibrium_average")
     }
     means = board("leaderboard_scores").groupby(["label", "workload"])["mean"].mean()
