@@ -26,10 +26,13 @@ NOTE = (
 
 
 def effects(suites):
-    """`Results.effects` of all suites, one below the other, their workloads named alike."""
+    """`Results.effects` of all suites, one below the other, with names that people read."""
     specs = [[entry["cell"]["workload"] for entry in each.store.manifest(each.suite)["cells"]] for each in suites]
-    pairs = zip((each.effects for each in suites), titles(specs), strict=True)
-    return pd.concat([frame.assign(workload=frame["workload"].map(names)) for frame, names in pairs], ignore_index=True)
+    frames = [
+        each.effects.assign(workload=each.effects["workload"].map(names), label=each.effects["label"].map(each.names))
+        for each, names in zip(suites, titles(specs), strict=True)
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def across(effects, targets):

@@ -266,7 +266,7 @@ def test_the_script_reads_suites_that_share_epsilons_and_a_report_has_the_table(
     assert [cell.strip() for cell in header.strip("|").split("|")] == ["step in", "optimizer", *titles]
     # A step in C is 9 points; one in B is 6.4, and twice as many on the second workload.
     shown = [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in (in_c, in_b)]
-    assert shown == [["C", "adadp", "9.0", "9.0", "9.0", "9.0"], ["B", "adadp", "6.4", "6.4", "12.8", "12.8"]]
+    assert shown == [["C", "ADADP", "9.0", "9.0", "9.0", "9.0"], ["B", "ADADP", "6.4", "6.4", "12.8", "12.8"]]
     assert "Which methods need C and B tuned" in Results(store, "digits_mlp").report(tmp_path)
 
 
