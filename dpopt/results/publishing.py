@@ -51,7 +51,7 @@ def publish(
 
 
 def remake(to: Path, suite: str, plots: Path, chosen: Sequence[str] = (), is_new: bool = False) -> list[Path]:
-    """Make tables and figures of a published suite again, of its runs; see `publish`."""
+    """Make tables and figures of a published suite again, of its runs, and delete tables that they do not give."""
     results, folder = Results(Store(to), suite), to / suite
     about = {key: value for key, value in results.store.manifest(suite).items() if key != "cells"}
     there = [*about.get("figures", ()), *(path.stem for path in folder.glob("*.svg"))]
