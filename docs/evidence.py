@@ -562,10 +562,17 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
         NOISES,
     ),
     "adadp_decay_cifar10": partial(scores, "adadp_decay_cifar10", DECAY, NOISES, spread=True),
+    "adadp_decay_mnist": partial(
+        scores,
+        "adadp_decay_mnist",
+        {key: name for key, name in DECAY.items() if key != "adadp_code_no_decay"},
+        NOISES,
+        spread=True,
+    ),
     "adadp_mnist": partial(
         scores,
         "adadp_mnist_code",
-        {"adadp_code": ADADP["adadp_code"], "adadp": ADADP["adadp"], "dp_adam": "DP-Adam, best of three"}
+        {"adadp_code": ADADP["adadp_code_decay"], "adadp": ADADP["adadp"], "dp_adam": "DP-Adam, best of three"}
         | {"dp_sgd": "DP-SGD", "fiber": "FiBeR"},
         NOISES,
     ),
