@@ -346,9 +346,9 @@ def bitfit() -> str:
 
 def grid_length_heads() -> str:
     """DP-Adam by the number of rates that are paid for, on three heads at epsilon = 1."""
-    cells = chosen(("grid_length_heads",)).query("epsilon_target == 1")
-    means = 100 * cells.groupby(["label", "workload"])["test"].mean()
-    tasks = {task: name for task, name in TASKS.items() if task in means.index.levels[1]}
+    means = 100 * frame("grid_length_heads").query("epsilon_target == 1").set_index(["label", "workload"])["mean"]
+    names = {"cifar10": "CIFAR-10", "cifar100_subset": "CIFAR-100 subset", "gtsrb_32, size=112": "GTSRB"}
+    tasks = {f"images(data={data})": name for data, name in names.items()}
     return page(
         {"test accuracy (%)": name} | {text: f"{means[label, task]:.1f}" for task, text in tasks.items()}
         for label, name in LENGTHS.items()
