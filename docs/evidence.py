@@ -498,6 +498,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
     "gallery": gallery,
     "methods": partial(methods, "clip_batch_methods"),
     "methods_head": partial(methods, "clip_batch_methods_cifar100"),
+    "methods_easy_head": partial(methods, "clip_batch_methods_cifar10"),
     "summary": summary,
     "against_dp_adam": against_dp_adam,
     "tolerances": tolerances,

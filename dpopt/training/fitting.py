@@ -51,9 +51,9 @@ Stepper = Annotated[
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
-AVERAGE, EPOCHS, BATCH_SIZE, UNIT_ROWS = 0.95, 10, 256, 4
-"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the largest B; rows of
-a person that count at most."""
+AVERAGE, EPOCHS, LEAST_BATCH, DRAWS_PER_EPOCH, UNIT_ROWS = 0.95, 10, 256, 10, 4
+"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the least B where
+there are as many records; draws of an epoch at most; rows of a person that count at most."""
 _FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
 _ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
     "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
@@ -106,7 +106,8 @@ def fit(
         optimizer: a registered name or an optimizer; by default `default_optimizer`, with an average.
         epsilon, delta: target, delta usually below 1/N and by default N^-1.1; an epsilon of infinity has no noise.
         epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N. By
-            default `EPOCHS` and the smaller of `BATCH_SIZE` and N. The record names the defaults that were taken.
+            default `EPOCHS`, and B is N / `DRAWS_PER_EPOCH`, but at least `LEAST_BATCH` or, of fewer records, N. The
+            record names the defaults that were taken.
         accountant, engine, precision: see `dpopt.privacy.epsilon`, `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
         seed: None is a new secret. A number makes the run repeatable, and whoever knows it can take the noise away.
@@ -185,7 +186,8 @@ def fit(
         if optimizer is None:
             optimizer = default_optimizer(is_regression=subject.train.y.is_floating_point())
             chosen = _stepper(optimizer, isolate)
-        epochs, batch_size = epochs or EPOCHS, batch_size or min(BATCH_SIZE, examples)
+        epochs = epochs or EPOCHS
+        batch_size = batch_size or max(examples // DRAWS_PER_EPOCH, min(LEAST_BATCH, examples))
         delta = delta or default_delta(examples)
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
