@@ -311,6 +311,21 @@ class Focal:
         return output[:, 0] ** self.power
 
 
+def helped(code):
+    """An object and a layer that call a method of this code."""
+
+    class Rule:
+        helper = code
+
+        def __call__(self, x):
+            return self.helper(x)
+
+    class Layer(nn.Module):
+        helper, forward = code, Rule.__call__
+
+    return [Rule(), Layer()]
+
+
 def frozen(seed):
     torch.manual_seed(seed)
     return nn.Linear(2, 2).requires_grad_(False)
@@ -330,6 +345,7 @@ def test_a_function_is_recognised_by_its_code_and_what_it_holds():
         (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1)),
         (frozen(1), frozen(1), frozen(2)),
         ({"a", "b", "c"}, {"c", "b", "a"}, {"a", "b"}),
+        *zip(*(helped(code) for code in (lambda _, x: 2 * x, lambda _, x: 2 * x, lambda _, x: 3 * x)), strict=True),
     ):
         assert checkpoint.fingerprint(one) == checkpoint.fingerprint(same) != checkpoint.fingerprint(other)
     nested = [lambda x: [y for y in x if y > 1], lambda x: [y for y in x if y > 2]]

@@ -103,7 +103,7 @@ def merged(factors: Sequence[Factor]) -> list[Factor]:
     """The same sum with all materialised gradients, and all looked-up rows, in one factor each."""
     if len(factors) < 2:
         return list(factors)
-    dense = [factor.values for factor in factors if isinstance(factor, Dense)]
+    dense = [factor.dense() for factor in factors if isinstance(factor, Dense)]  # of one shape, whatever a layer left
     rows = [factor for factor in factors if isinstance(factor, Rows)]
     rest = [factor for factor in factors if not isinstance(factor, Dense | Rows)]
     if dense:

@@ -228,7 +228,9 @@ class FlatModel(ClippingEngine):
     def clipped(
         self, points: WeightedPoints, x: Tensor, y: Tensor, mask: Tensor, clip: ClipRule, scale: Vector | None = None
     ) -> Clipped:
-        x, y, scale = x.detach(), y.detach(), None if scale is None else scale.detach()
+        x, y = x.detach(), y.detach()
+        # An infinite scale of no records would not be zero, which is what a draw of no records sums to.
+        scale = None if scale is None else scale.detach().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if not x.shape[0]:
             theta = points[0][1].detach()
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))

@@ -219,7 +219,8 @@ class BaseOracle(_Single):
         # An infinite sensitivity without noise would be 0 * inf, which is not a number.
         std = charged.noise * asked.sensitivity if charged.noise else 0.0
         self._add_noise(total, std, charged)
-        mean = total.div_(self.expected_batch)
+        # A tensor of its own over the same memory: how often a sum was changed in place tells how many records it had.
+        mean = total.div_(self.expected_batch).data
         return Release(mean if asked.centre is None else mean.add_(asked.centre), std / self.expected_batch)
 
     def _sum(self, asked: Asked, records: Any) -> Tensor:

@@ -132,7 +132,10 @@ def train(
 def _record(ready: Prepared, state: Any) -> dict[str, Any]:
     """The part of a record that does not depend on where and how fast the cell ran."""
     cell, oracle, of, final = ready.cell, ready.oracle, ready.workload, ready.curve[-1]
-    spent = training.summary(ready.plan, oracle, state, cell.epsilon, ready.examples)
+    # Epsilon is stated for the plan; it holds for the run if the run left the plan's ledger.
+    if oracle.ledger != ready.plan.ledger:
+        raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {ready.plan.ledger}")
+    spent = training.summary(ready.plan, state, cell.epsilon, ready.examples)
     validation = ready.watched.get("validation")
     scores: dict[str, Any] = {}
     right: dict[str, str] = {}

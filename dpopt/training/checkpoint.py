@@ -5,6 +5,7 @@ That file also holds the run's seeds, for as long as they are needed, and what t
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
@@ -158,8 +160,8 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
     """Plain data by which a model, a loss or another argument that is code is recognised, the same in each process.
 
     A model is its layers, their code and settings, and all tensors that are not trained; a function is its bytecode,
-    constants, defaults and what it closes over; any other object is its class and its attributes. What lies deeper than
-    `depth` is its `repr`.
+    constants, defaults and what it closes over; any other object is its class, that class's code, and its attributes.
+    What lies deeper than `depth` is its `repr`.
     """
     if isinstance(value, Tensor):
         return [str(value.dtype), list(value.shape), digest(value)]
@@ -167,7 +169,8 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
         paths = ((name.split("."), each) for name, each in value.named_modules())
         layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
         frozen = [*value.buffers(), *(part for part in value.parameters() if not part.requires_grad)]
-        return [fingerprint(frozen), {name: _layer(each) for name, each in layers.items()}]
+        kinds = {kind.__qualname__: _code(kind) for kind in map(type, layers.values())}
+        return [fingerprint(frozen), {name: _layer(each) for name, each in layers.items()}, kinds]
     if isinstance(value, CodeType):
         return [value.co_code.hex(), list(value.co_names), [fingerprint(each) for each in value.co_consts]]
     if isinstance(value, Mapping | list | tuple | set | frozenset) and depth:
@@ -184,7 +187,7 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
             [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, around], depth
         )
     if not isinstance(value, type) and hasattr(value, "__dict__") and depth:
-        return fingerprint([type(value).__qualname__, vars(type(value)).get("__call__"), vars(value)], depth - 1)
+        return fingerprint([type(value).__qualname__, _code(type(value)), vars(value)], depth - 1)
     return _ADDRESS.sub("", repr(value))
 
 
@@ -193,6 +196,27 @@ def _layer(layer: nn.Module) -> Any:
     settings = {name: each for name, each in settings.items() if not name.startswith("_") and name != "training"}
     code = None if type(layer).__module__.startswith("torch.") else type(layer).forward
     return [type(layer).__qualname__, _ADDRESS.sub("", layer.extra_repr()), fingerprint(settings), fingerprint(code)]
+
+
+def code_of(value: Any) -> dict[str, Any]:
+    """The code of an object's class and of the classes of its attributes, but of torch's and ours."""
+    inner = (code_of(each).items() for each in getattr(value, "__dict__", {}).values())
+    return _code(type(value)) | dict(chain.from_iterable(inner))
+
+
+def _code(kind: type) -> dict[str, Any]:
+    """The bytecode of a class's and its bases' functions, and their plain values; but of torch's classes and ours."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.partition(".")[0] in ("builtins", "typing", "torch", "dpopt"):
+            continue
+        for name, each in vars(base).items():
+            function = inspect.unwrap(getattr(each, "__func__", None) or getattr(each, "fget", None) or each)
+            if isinstance(function, FunctionType):
+                found[f"{base.__qualname__}.{name}"] = fingerprint(function.__code__)
+            elif isinstance(each, str | int | float) and not name.startswith("_"):
+                found[f"{base.__qualname__}.{name}"] = each
+    return found
 
 
 def leased(folder: Path) -> Lease:

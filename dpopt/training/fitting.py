@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,11 +33,11 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Ledger, Plan, default_delta, number_of_draws, sampling_rate
+from dpopt.privacy.ledger import Ledger, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
 from dpopt.privacy.selection import After
 from dpopt.training import persons, trial
-from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, fingerprint, leased, put_off
+from dpopt.training.checkpoint import Checkpoint, Elapsed, Reached, code_of, fingerprint, leased, put_off
 from dpopt.training.loop import ADAPTED, observe, resolve_device, steps, summary
 from dpopt.training.reading import read, repeats
 from dpopt.training.saved import FitResult
@@ -197,6 +196,8 @@ def fit(
         if (rows := max(map(len, of_person), default=0)) > unit_rows:
             warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
         # Of persons' rows, those that are there twice are no persons of their own.
+        if unit is not None and spent:
+            warnings.warn("spent: epsilon is of persons only if the earlier runs had this `unit`", stacklevel=3)
         for doubt in _doubts(examples, train, unit, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 
@@ -243,6 +244,8 @@ def fit(
         # A secret is another one in each run: only a number, or a file, can be another run's too.
         is_alone = seed is None and checkpoint is None
         code = {} if is_alone else {name: fingerprint(value) for name, value in functions.items()}
+        # Of one that runs in a process of its own, the name alone is known here.
+        code |= {} if is_alone else {"optimizer's code": {} if isolate else code_of(chosen)}
         if checkpoint is not None:  # all records are hashed for it
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
             run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
@@ -311,7 +314,11 @@ def fit(
                 if is_last:
                     raise KeyboardInterrupt
         end = reached()
-        charged = _charged(plan, oracle, end.state, epsilon, examples, spent)
+        charged = summary(plan, end.state, epsilon, examples, spent=spent)
+        charged |= {"draws_before": len(spent)} if spent else {}
+        if len(end.ledger) < plan.draws:
+            charged |= {"draws": len(end.ledger), "draws_planned": plan.draws}
+            charged["status"] = "stopped" if charged["status"] == "done" else charged["status"]
         if charged["status"] != "diverged" and (problem or digest(end.state.theta) == file.start):
             charged["status"] = "no_signal"
         if doubt := fallen(plan.noise, rate, _rate(end.state)):
@@ -349,7 +356,10 @@ def fit(
         "transform": named(transform) if transform else None,
         "classes": list(range(subject.classes)),
     }
-    return FitResult(model, record, spent + end.ledger, end.curve, transform)
+    # Whoever stops a run, or asks for less, may have looked at what was released, so that what is taken depends on the
+    # records. The epsilon of a length that was fixed before does not hold then, that of the whole plan does (Rogers et
+    # al., "Privacy odometers and filters", 2016).
+    return FitResult(model, record, spent + plan.ledger, end.curve, transform)
 
 
 def default_optimizer(is_regression: bool = False) -> Any:
@@ -377,21 +387,6 @@ def _rate(state: Any) -> float:
     """The learning rate of a state of an optimizer that finds its own; NaN for any other."""
     rate = torch.as_tensor(getattr(state, "eta", math.nan))
     return float(rate) if rate.numel() == 1 else math.nan
-
-
-def _charged(plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, spent: Ledger) -> dict[str, Any]:
-    """`summary`, of a run that may have been stopped, after earlier runs."""
-    ended = replace(plan, ledger=oracle.ledger, draws=len(oracle.ledger))
-    record = summary(ended, oracle, state, target, examples, spent=spent)
-    record |= {"draws_before": len(spent)} if spent else {}
-    if ended.draws < plan.draws:
-        # Whoever stops may have looked at what was released, so that where the run ends depends on the records. The
-        # epsilon of a length that was fixed before does not hold then, that of the whole plan does (Rogers et al.,
-        # "Privacy odometers and filters", 2016).
-        whole = accountants.epsilon(spent + plan.ledger, plan.delta, plan.accountant)
-        record |= {"epsilon": whole, "epsilon_of_draws": record["epsilon"], "draws_planned": plan.draws}
-        record["status"] = "stopped" if record["status"] == "done" else record["status"]
-    return record
 
 
 def _subject(

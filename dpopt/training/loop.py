@@ -150,21 +150,12 @@ def predictor(
     return predict
 
 
-def summary(
-    plan: Plan, oracle: DataOracle, state: Any, target: float, examples: int, *, spent: Ledger | None = None
-) -> dict[str, Any]:
-    """The part of a record that says what the run spent; epsilon is recomputed from the ledger that it left.
+def summary(plan: Plan, state: Any, target: float, examples: int, *, spent: Ledger | None = None) -> dict[str, Any]:
+    """The part of a record that says what a run of `plan` spent; epsilon is recomputed from the plan's ledger.
 
     `spent` are the draws of earlier runs on the same records, which epsilon counts too.
-
-    Raises:
-        RuntimeError: the ledger is not the planned one, so the stated epsilon would not be the spent one.
     """
-    # Epsilon is stated for the plan; it holds for the run if the run left the plan's ledger.
-    if oracle.ledger != plan.ledger:
-        raise RuntimeError(f"the run left {oracle.ledger}, the plan holds {plan.ledger}")
-    ledger = spent + oracle.ledger if spent else oracle.ledger
-    epsilon = accountants.epsilon(ledger, plan.delta, plan.accountant)
+    epsilon = accountants.epsilon(spent + plan.ledger if spent else plan.ledger, plan.delta, plan.accountant)
     return {
         "status": "done" if bool(state.theta.isfinite().all()) else "diverged",
         "private": not isinstance(plan, NonPrivate),

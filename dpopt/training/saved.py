@@ -53,7 +53,8 @@ class FitResult:
     Attributes:
         model: the trained model; the object that was passed in.
         record: what the run did, as plain data: privacy, sizes, metrics, times.
-        ledger: every draw that was taken, with its noise; those of earlier runs, `spent`, are the first.
+        ledger: every draw that was planned, with its noise, as all are charged; those of earlier runs, `spent`, are
+            the first.
         curve: one entry per evaluation: draws taken, learning rate where the optimizer finds one, metrics.
         transform: of `fit`.
         workload: that gave model and records, where it was no model of a user's.
@@ -83,7 +84,7 @@ class FitResult:
 
         It is what a run of this length would have spent, `draw` being fixed before it.
         """
-        earlier = len(self.ledger) - self.record["draws"]
+        earlier = len(self.ledger) - self.record.get("draws_planned", self.record["draws"])
         taken = self.ledger.first(earlier + draw)
         return accountants.epsilon(taken, self.record["delta"], self.record["accountant"])
 
@@ -197,9 +198,8 @@ def load(
     ledger = Ledger.from_json((folder / _LEDGER).read_text())
     # The record could state less than its ledger spends; the ledger is believed.
     spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
-    claimed = record.get("epsilon_of_draws", record["epsilon"])
-    if not math.isclose(spent, claimed, rel_tol=_SAME) or claimed > record["epsilon"]:
-        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {claimed}")
+    if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
     content, workload = files.read(folder / _MODEL), None
     if spec := content["workload"]:
         if data := content["data"]:

@@ -55,7 +55,6 @@ class Statement:
         not_covered: what else is not in epsilon, in sentences.
         versions: of the packages that trained.
         unused: parameters that the loss never used, or did not use for some of the records that were looked at.
-        unused_are_held: they are as they were before training; else noise alone moved them.
         unit_rows: rows of a person that count at most, where the unit is a person; else 0.
         unit_column: the column that says whose row it is, where it has a name.
         clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.
@@ -87,7 +86,6 @@ class Statement:
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
     unused: tuple[str, ...] = ()
-    unused_are_held: bool = False
     unit_rows: int = 0
     unit_column: str = ""
     clip: float = math.nan
@@ -109,10 +107,8 @@ class Statement:
                 the record says, if it was saved with that; else it is not known.
         """
         tuned = record.get("tuned") if tuned is None else tuned
-        # Not the record's number: a statement is about what the run left. Of one that was stopped all is charged.
+        # Not the record's number: a statement is about what is charged.
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
-        if "draws_planned" in record:
-            epsilon = max(epsilon, record["epsilon"])
         of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
@@ -178,7 +174,7 @@ class Statement:
                 f"looked at what was released, so epsilon is that of all {self.draws_planned} draws."
             )
         method = _METHODS.get(self.accountant, self.accountant)
-        yield f"Accounting: {self.accountant}, {method}, from the ledger that the run left."
+        yield f"Accounting: {self.accountant}, {method}, from the run's ledger."
         yield f"Choices: {' '.join(self.tuned)}"
         yield "Not covered:"
         yield from (f"- {sentence}" for sentence in self.not_covered)
@@ -200,8 +196,8 @@ class Statement:
         if self.weights_sha256:
             yield f"The statement holds for the weights with SHA-256 {self.weights_sha256} (model.safetensors)."
         if self.unused:
-            moved = "are as they were before training" if self.unused_are_held else "may hold noise alone"
-            yield f"Parameters that the loss does not use, which {moved}: {', '.join(self.unused)}."
+            names = ", ".join(self.unused)
+            yield f"Parameters that the loss does not use, which are as they were before training: {names}."
         yield f"Status: {self.status}."
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 
@@ -216,6 +212,8 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
     several = "such as all those of one person" if unit == "record" else "such as a family"
     yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
     yield f"The number of {unit}s, and the names of columns and classes: they are taken as public."
+    if record.get("draws_before") and unit == "person":
+        yield "Earlier runs that protected single rows: a ledger does not say of whom its draws are."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "

@@ -160,31 +160,30 @@ class Unused(NamedTuple):
     """Parameters, and a table's rows of padding, that the loss uses for no record."""
 
     names: tuple[str, ...] = ()
-    spans: tuple[tuple[int, int], ...] = ()  # (start, stop) in the flat vector; none where nothing may be held
+    spans: tuple[tuple[int, int], ...] = ()  # (start, stop) in the flat vector
     is_whole: bool = False  # a parameter is among them, not rows of padding alone
 
     @property
     def record(self) -> dict[str, Any]:
-        return {"unused": list(self.names), "unused_are_held": bool(self.spans)} if self.names else {}
+        return {"unused": list(self.names)} if self.names else {}
 
     @property
     def warning(self) -> str | None:
-        names = ", ".join(self.names)
-        if names and not self.spans:
-            return f"model: the loss of some records does not use {names}: noise alone moves what none uses"
-        return f"model: the loss never uses {names}: they stay as they are" if self.is_whole else None
+        return f"model: the loss never uses {', '.join(self.names)}: they stay as they are" if self.is_whole else None
 
 
 def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner: nn.Module) -> Unused:
-    """The trained parameters of `seen` that the loss of the records `train`, as they are stored, never uses.
+    """The trained parameters of `seen` that the loss of made-up records such as `train`, as stored, never uses.
 
     Their names are those of `owner`, which has the same parameters in the same order.
+
+    Raises:
+        ConfigError: a record of `train` that is looked at uses one of them.
     """
     rows = torch.linspace(0, len(train.x) - 1, min(8, len(train.x))).long()  # whose graphs are kept
     tried = Split(*(part[rows.to(part.device)] for part in train))
-    looks: list[set[_Place]] = []
-    # Made-up records say nothing of the data; where real ones differ, as with experts, nothing is held.
-    for some in (Split(*map(_made_up, tried)), tried):
+
+    def unreached_by(some: Split) -> set[_Place]:
         places: set[_Place] = set()
         with unchanged(seen.model, is_training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
@@ -194,10 +193,17 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
                 places = each & places if look else each
                 if not places:  # usually at once
                     break
-        looks.append(places)
-    public, private = looks
-    places = public | private
-    spans = tuple((start, stop) for start, stop, *_ in sorted(places) if public == private)
+        return places
+
+    # The released model shows what is held, without noise: so made-up records decide it, and real ones can only refuse.
+    places = unreached_by(Split(*map(_made_up, tried)))
+    if places and (used := places - unreached_by(tried)):
+        reason = (
+            "some records use it, made-up ones do not, and if it is trained must not depend on records: set "
+            "requires_grad=False, or use it for each record, as by adding 0 times its sum to the outputs"
+        )
+        raise ConfigError("model", ", ".join(name for _, _, name, _ in sorted(used)), reason)
+    spans = tuple((start, stop) for start, stop, *_ in sorted(places))
     return Unused(tuple(name for _, _, name, _ in sorted(places)), spans, any(is_whole for *_, is_whole in places))
 
 

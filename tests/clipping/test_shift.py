@@ -44,6 +44,37 @@ def test_every_engine_clips_the_shifted_gradient(name, weights, has_scale):
     torch.testing.assert_close(found.total, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ((nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(48, 3)), (2, 6, 6)),
+        ((nn.Linear(2, 3), nn.Flatten(), nn.Linear(48, 3)), (16, 2)),
+    ],
+    ids=["convolution", "sequence"],
+)
+def test_a_shift_meets_gradients_that_a_layer_has_made_already(layers, shape):
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers).double()
+    x, y, mask = torch.randn(9, *shape, dtype=torch.float64), torch.randint(0, 3, (9,)), torch.arange(9) != 4
+    found = []
+    for name in ENGINES:
+        made = engine(model, cross_entropy, name)
+        frame = torch.stack([made.theta.abs() + 0.5, torch.full_like(made.theta, 0.1)])
+        found.append(made.clipped([(1.0, made.theta)], x, y, mask, Abadi(0.3), frame))
+    for other in found[1:]:
+        torch.testing.assert_close(found[0].total, other.total, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_infinite_scale_tells_not_if_a_draw_is_empty(name):
+    model, x, y, _ = problem()
+    made = engine(model, cross_entropy, name)
+    scale = torch.ones_like(made.theta)
+    scale[0], scale[1] = math.inf, math.nan
+    for mask in (torch.ones(9, dtype=torch.bool), torch.zeros(9, dtype=torch.bool)):
+        assert made.clipped([(1.0, made.theta)], x, y, mask, Abadi(1.0), scale).total.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("rule", [Normalized(1e-20), ByGroup(Normalized(1e-20))], ids=str)
 def test_a_record_at_the_shift_contributes_no_more_than_the_sensitivity(name, rule):

@@ -129,6 +129,12 @@ def test_releases_do_not_depend_on_the_physical_batch():
         assert ledger == whole[2]
 
 
+def test_nothing_but_numbers_is_released():
+    """A tensor counts its changes in place, of which there is one for each physical batch."""
+    few, many = ([part._version for part in release_in_batches(size)[:2]] for size in (1, 256))
+    assert few == many
+
+
 class Counting:
     """An engine that counts the points of its forward passes."""
 

@@ -159,6 +159,13 @@ def test_rows_of_a_person_that_repeat_are_no_persons_of_their_own():
         short.fit(train=data, unit=[*range(30)] * 2, batch_size=10)
 
 
+def test_earlier_runs_are_to_have_protected_persons_too():
+    first = short.fit(epsilon=1.0)
+    with pytest.warns(UserWarning, match="spent: epsilon is of persons only if the earlier runs had this `unit`"):
+        second = short.fit(unit=[row // 3 for row in range(60)], batch_size=5, spent=first.ledger)
+    assert "- Earlier runs that protected single rows" in str(second.statement())
+
+
 def test_whoever_has_too_many_rows_is_told():
     with pytest.warns(UserWarning, match="someone has 20 rows, of which 4 count"):
         short.fit(unit=[row // 20 for row in range(60)], batch_size=2)

@@ -83,8 +83,8 @@ published.
 What may be published: the final model, all models on the way to it and all noised releases, together. What \
 is computed from these alone costs nothing more.
 Accesses to the data that are covered: the draws of this run.
-Accounting: rdp, Rényi differential privacy (dp-accounting; Mironov et al. 2019), from the ledger that the \
-run left.
+Accounting: rdp, Rényi differential privacy (dp-accounting; Mironov et al. 2019), from the run's \
+ledger.
 Choices: Whoever made this statement says that there was no other run on these data, and no choice by \
 looking at them.
 Not covered:

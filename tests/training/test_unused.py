@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dpopt
 from dpopt.clipping.views import Multiplied
+from dpopt.errors import ConfigError
 from dpopt.optimizers.held import Held
 from dpopt.testing import Task
 from dpopt.training import fitting
@@ -166,7 +167,7 @@ def test_it_is_named_and_a_row_of_padding_stays(make, names, recwarn):
     model = make()
     start = copy.deepcopy(model.state_dict())
     result = fit(model)
-    assert (sorted(result.record["unused"]), result.record["unused_are_held"]) == (names, True)
+    assert sorted(result.record["unused"]) == names
     assert all(name in str(result.statement()) for name in names)
     assert sorted(json.loads(json.dumps(result.statement().to_dict()))["unused"]) == names
     warned = [str(warning.message) for warning in recwarn if "never uses" in str(warning.message)]
@@ -176,17 +177,19 @@ def test_it_is_named_and_a_row_of_padding_stays(make, names, recwarn):
         assert changed.tolist() == [False] + [True] * 6
 
 
-@pytest.mark.parametrize("beyond", [True, False])
-def test_where_records_differ_from_made_up_ones_nothing_is_held(beyond):
-    """Made-up numbers lie between 0 and 1: the branch that they never take is the records' alone, or the other way."""
+@pytest.mark.filterwarnings("ignore:model. the loss never uses")
+def test_records_can_refuse_what_is_held_and_not_change_it():
+    """Made-up numbers lie between 0 and 1, so one record beyond would tell by the pooler whether it is there."""
     torch.manual_seed(0)
-    model = pooled(by_value if beyond else lambda m, x: m.head(m.body(x) if x.max() > 2 else m.pooler(m.body(x))))
+    model, (x, y) = pooled(by_value), records(pooled())
+    within = x.clamp(-1, 1)
+    assert short.fit(model, (within, y)).record["unused"] == ["pooler.weight", "pooler.bias"]
     start = model.pooler.weight.detach().clone()
-    with pytest.warns(UserWarning, match=r"some records does not use pooler\.weight, pooler\.bias"):
-        result = fit(model)
-    assert result.record["unused"] == ["pooler.weight", "pooler.bias"]
-    assert not result.record["unused_are_held"]
-    assert "may hold noise alone: pooler.weight" in str(result.statement())
+    with pytest.raises(ConfigError, match=r"model: 'pooler\.weight, pooler\.bias' .*some records use it"):
+        short.fit(model, (torch.cat([within[:-1], x.new_full((1, 4), 3.0)]), y))
+    # What made-up records use is trained, also where no record uses it.
+    model = pooled(lambda m, x: m.head(m.body(x) if x.max() > 2 else m.pooler(m.body(x))))
+    assert "unused" not in short.fit(model, (x + 9, y)).record
     assert not torch.equal(model.pooler.weight, start)
 
 
