@@ -431,7 +431,7 @@ def methods(suite: str) -> str:
             text, is_shown = clip_batch.entry(cell)
             text = text.replace("-", "−")
             row[f"{column}, ε = {cell['epsilon_target']:g}"] = f"**{text}**" if is_shown else text
-    order = [f"{name}, ε = {target}" for name in columns.values() for target in ("0.5", "2", "8")]
+    order = [f"{name}, ε = {at:g}" for name in columns.values() for at in sorted({*effects["epsilon_target"]})]
     return page({"points": row["points"]} | {name: row.get(name, "") for name in order} for row in rows.values())
 
 
@@ -499,6 +499,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
     "methods": partial(methods, "clip_batch_methods"),
     "methods_head": partial(methods, "clip_batch_methods_cifar100"),
     "methods_easy_head": partial(methods, "clip_batch_methods_cifar10"),
+    "methods_network": partial(methods, "clip_batch_methods_mnist"),
     "summary": summary,
     "against_dp_adam": against_dp_adam,
     "tolerances": tolerances,
