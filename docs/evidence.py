@@ -19,6 +19,7 @@ from dpopt.results import choosing, clip_batch, ranking, tables
 from dpopt.results.naming import titles
 from dpopt.results.results import load_results
 from dpopt.results.scores import shown
+from dpopt.training.fitting import DRAWS_PER_EPOCH, LEAST_BATCH
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "results" / "published"
@@ -435,6 +436,28 @@ def methods(suite: str) -> str:
     return page({"points": row["points"]} | {name: row.get(name, "") for name in order} for row in rows.values())
 
 
+def default_batch() -> str:
+    """Test accuracy (%) of the default optimizers of `fit` by batch size, mean over seeds, and the batch of `fit`."""
+    rows: list[dict[str, str]] = []
+    names = {"adadp_equilibrium": "ADADP equilibrium, average", "dp_adam": "DP-Adam at 0.01, average"}
+    for (label, count, task, epsilon), cells in frame("fit_batch").groupby(
+        ["label", "examples", "workload", "epsilon_target"], sort=True
+    ):
+        row = {"task": SMALL_TASKS[task], "N": f"{count:,.0f}", "optimizer": names[label], "ε": f"{epsilon:g}"}
+        means = {f"B = {cell['batch_size']}": f"{100 * cell['mean']:.1f}" for cell in cells.to_dict("records")}
+        ordered = dict(sorted(means.items(), key=lambda each: int(each[0].removeprefix("B = "))))
+        rows.append(row | ordered | {"`fit` takes": f"{max(LEAST_BATCH, count // DRAWS_PER_EPOCH):,.0f}"})
+    return page(rows)
+
+
+SMALL_TASKS = {
+    "images(data=cifar100_subset)": "ViT-Ti head, CIFAR-100 subset",
+    "synthetic_table": "synthetic table",
+    "newsgroups_minilm": "MiniLM head, 20 newsgroups",
+    "images(data=cifar10, size=64)": "ViT-Ti head, CIFAR-10 at 64 px",
+    "mnist_mlp": "MNIST MLP",
+    "sst2_minilm": "MiniLM head, SST-2",
+}
 FREE_RULES = {
     "noise_aware_1e-8": "noise-aware, from 10⁻⁸",
     "noise_aware": "noise-aware, from 10⁻⁴",
@@ -499,6 +522,7 @@ TABLES: dict[str, Callable[[], str]] = OF_RUNS | {
     "methods": partial(methods, "clip_batch_methods"),
     "methods_head": partial(methods, "clip_batch_methods_cifar100"),
     "methods_easy_head": partial(methods, "clip_batch_methods_cifar10"),
+    "default_batch": default_batch,
     "methods_network": partial(methods, "clip_batch_methods_mnist"),
     "summary": summary,
     "against_dp_adam": against_dp_adam,

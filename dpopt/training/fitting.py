@@ -50,7 +50,7 @@ Stepper = Annotated[
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
-AVERAGE, EPOCHS, LEAST_BATCH, DRAWS_PER_EPOCH, UNIT_ROWS = 0.95, 10, 256, 10, 4
+AVERAGE, EPOCHS, LEAST_BATCH, DRAWS_PER_EPOCH, UNIT_ROWS = 0.95, 10, 256, 40, 4
 """Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the least B where
 there are as many records; draws of an epoch at most; rows of a person that count at most."""
 _FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"

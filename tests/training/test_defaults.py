@@ -29,8 +29,8 @@ def test_only_epsilon_has_no_default():
     record = result.record
     assert record["defaults"] == ["average", "batch_size", "delta", "epochs", "optimizer"]
     assert (record["average"], record["epochs"], record["batch_size"]) == (0.95, 10, 256)
-    more = dpopt.fit(nn.Linear(4, 2), short.loss, short.records(3000), epsilon=3, epochs=0.1, progress=False)
-    assert more.record["batch_size"] == 300, "a tenth of many records"
+    more = dpopt.fit(nn.Linear(4, 2), short.loss, short.records(12_000), epsilon=3, epochs=0.1, progress=False)
+    assert more.record["batch_size"] == 300, "a fortieth of many records"
     assert record["delta"] == 300**-1.1
     assert record["optimizer"] == repr(expected)
     assert "Defaults, which nobody chose for these data: average, batch_size, delta, epochs, optimizer." in str(
