@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -199,8 +200,9 @@ def _layer(layer: nn.Module) -> Any:
 
 
 def code_of(value: Any) -> dict[str, Any]:
-    """The code of an object's class and of the classes of its attributes, but of torch's and ours."""
-    inner = (code_of(each).items() for each in getattr(value, "__dict__", {}).values())
+    """The code of a dataclass, such as an optimizer, and of those in its fields, but of torch's and ours."""
+    names = [field.name for field in fields(value)] if is_dataclass(value) else []
+    inner = (code_of(getattr(value, name)).items() for name in names)
     return _code(type(value)) | dict(chain.from_iterable(inner))
 
 
@@ -211,9 +213,11 @@ def _code(kind: type) -> dict[str, Any]:
         if base.__module__.partition(".")[0] in ("builtins", "typing", "torch", "dpopt"):
             continue
         for name, each in vars(base).items():
-            function = inspect.unwrap(getattr(each, "__func__", None) or getattr(each, "fget", None) or each)
+            function = each.fget if isinstance(each, property) else each
+            function = function.__func__ if isinstance(function, classmethod | staticmethod) else function
             if isinstance(function, FunctionType):
-                found[f"{base.__qualname__}.{name}"] = fingerprint(function.__code__)
+                code = getattr(inspect.unwrap(function), "__code__", None)
+                found[f"{base.__qualname__}.{name}"] = fingerprint(code)
             elif isinstance(each, str | int | float) and not name.startswith("_"):
                 found[f"{base.__qualname__}.{name}"] = each
     return found

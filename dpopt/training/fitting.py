@@ -195,9 +195,9 @@ def fit(
         unit_rows = unit_rows or UNIT_ROWS
         if (rows := max(map(len, of_person), default=0)) > unit_rows:
             warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
-        # Of persons' rows, those that are there twice are no persons of their own.
         if unit is not None and spent:
             warnings.warn("spent: epsilon is of persons only if the earlier runs had this `unit`", stacklevel=3)
+        # Of persons' rows, those that are there twice are no persons of their own.
         for doubt in _doubts(examples, train, unit, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
 

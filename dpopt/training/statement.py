@@ -54,7 +54,7 @@ class Statement:
         tuned: what was chosen by looking at the data and is not in epsilon, in sentences.
         not_covered: what else is not in epsilon, in sentences.
         versions: of the packages that trained.
-        unused: parameters that the loss never used, or did not use for some of the records that were looked at.
+        unused: parameters that the loss never uses.
         unit_rows: rows of a person that count at most, where the unit is a person; else 0.
         unit_column: the column that says whose row it is, where it has a name.
         clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.

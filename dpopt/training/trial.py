@@ -183,21 +183,22 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
     rows = torch.linspace(0, len(train.x) - 1, min(8, len(train.x))).long()  # whose graphs are kept
     tried = Split(*(part[rows.to(part.device)] for part in train))
 
-    def unreached_by(some: Split) -> set[_Place]:
-        places: set[_Place] = set()
+    def unreached_by(some: Split) -> set[_Place] | None:
+        places = None  # where the loss cannot be evaluated
         with unchanged(seen.model, is_training=True), suppress(Exception), torch.enable_grad():
             x, y = (send(part, device) for part in some)
             for look in range(8):  # a random model may leave a block out by chance
                 torch.default_generator.manual_seed(look)
                 each = _unreached(owner, seen.loss(seen.model(seen.transform(x)), y))
-                places = each & places if look else each
+                places = each if places is None else each & places
                 if not places:  # usually at once
                     break
         return places
 
     # The released model shows what is held, without noise: so made-up records decide it, and real ones can only refuse.
-    places = unreached_by(Split(*map(_made_up, tried)))
-    if places and (used := places - unreached_by(tried)):
+    places = unreached_by(Split(*map(_made_up, tried))) or set()
+    of_records = unreached_by(tried) if places else None
+    if of_records is not None and (used := places - of_records):
         reason = (
             "some records use it, made-up ones do not, and if it is trained must not depend on records: set "
             "requires_grad=False, or use it for each record, as by adding 0 times its sum to the outputs"
