@@ -12,6 +12,7 @@ from stored import in_child, stable
 
 from dpopt import files, registry
 from dpopt.errors import ConfigError, Held
+from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy.data import DataOracle
 from dpopt.runs import run_suite as running
 from dpopt.runs import stopping
@@ -75,6 +76,23 @@ def ending(cell, store, monkeypatch):
         record = train_cell(cell, store, device="cpu")
     leaves = torch.utils._pytree.tree_leaves(kept[0])
     return stable(record), leaves, store.curve(cell.run_id), store.ledger(cell.run_id)
+
+
+def test_a_cell_that_asks_for_less_than_it_planned_has_no_record(write_suite, store, monkeypatch):
+    """The stated epsilon is the plan's: a run that left another ledger must not be reported."""
+    step = DPSGD.step
+
+    def sparing(self, state, oracle):
+        if state.theta.device.type == "meta" or oracle.draws_left > 1:
+            return step(self, state, oracle)
+        with oracle.draw():
+            return state
+
+    monkeypatch.setattr(DPSGD, "step", sparing)
+    cell = cell_of(write_suite, "dp_sgd")
+    with pytest.raises(RuntimeError, match="the plan holds"):
+        train_cell(cell, store, device="cpu")
+    assert store.state(cell.run_id) != "done"
 
 
 STATES = ("adadp", "dp_adam", "fiber", "hyfreedp")
