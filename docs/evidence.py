@@ -19,7 +19,7 @@ from dpopt.results import choosing, clip_batch, ranking, tables
 from dpopt.results.naming import titles
 from dpopt.results.results import load_results
 from dpopt.results.scores import shown
-from dpopt.training.fitting import DRAWS_PER_EPOCH, LEAST_BATCH
+from dpopt.training import fitting
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE.parent / "results" / "published"
@@ -440,13 +440,12 @@ def default_batch() -> str:
     """Test accuracy (%) of the default optimizers of `fit` by batch size, mean over seeds, and the batch of `fit`."""
     rows: list[dict[str, str]] = []
     names = {"adadp_equilibrium": "ADADP equilibrium, average", "dp_adam": "DP-Adam at 0.01, average"}
-    for (label, count, task, epsilon), cells in frame("fit_batch").groupby(
-        ["label", "examples", "workload", "epsilon_target"], sort=True
-    ):
+    blocks = frame("fit_batch").groupby(["label", "examples", "workload", "epsilon_target"])
+    for (label, count, task, epsilon), cells in blocks:
         row = {"task": SMALL_TASKS[task], "N": f"{count:,.0f}", "optimizer": names[label], "ε": f"{epsilon:g}"}
-        means = {f"B = {cell['batch_size']}": f"{100 * cell['mean']:.1f}" for cell in cells.to_dict("records")}
-        ordered = dict(sorted(means.items(), key=lambda each: int(each[0].removeprefix("B = "))))
-        rows.append(row | ordered | {"`fit` takes": f"{max(LEAST_BATCH, count // DRAWS_PER_EPOCH):,.0f}"})
+        by_batch = cells.set_index("batch_size")["mean"].sort_index()
+        means = {f"B = {batch}": f"{100 * mean:.1f}" for batch, mean in by_batch.items()}
+        rows.append(row | means | {"`fit` takes": f"{fitting.default_batch(int(count)):,}"})
     return page(rows)
 
 

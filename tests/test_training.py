@@ -13,6 +13,7 @@ from torch import nn
 
 import dpopt
 from dpopt.errors import ConfigError
+from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle, epsilon, sampling
 from dpopt.privacy.sampling import derive
 from dpopt.training import fitting
@@ -117,6 +118,29 @@ def test_a_number_repeats_a_run_and_a_secret_is_another_each_time_and_costs_the_
         assert one.record["epsilon"] == two.record["epsilon"] <= 5.0
         assert one.ledger == two.ledger
         assert one.record.keys() == two.record.keys()
+
+
+def test_an_optimizer_whose_code_was_changed_has_other_noise(seeds):
+    class Mine(DPSGD):
+        def step(self, state, oracle):
+            return super().step(state, oracle)
+
+    class Edited(DPSGD):
+        def step(self, state, oracle):
+            return super().step(super().step(state, oracle), oracle)
+
+    Edited.__qualname__ = Mine.__qualname__
+    for optimizer in (Mine(), Mine(), Edited()):
+        fit(optimizer=optimizer)
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_runs_of_one_seed_share_no_draws_where_one_counts_the_other(seeds):
+    whole = fit()
+    for options in ({}, {"epsilon": 8.0, "epochs": 2, "spent": whole.ledger}):
+        fit(**options)
+    assert seeds[0] == seeds[1]
+    assert len({run.draws for run in seeds}) == len({run.noise for run in seeds}) == 2
 
 
 def test_a_secret_seed_is_not_kept(seeds, caplog, capfd, monkeypatch):

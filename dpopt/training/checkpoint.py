@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
@@ -170,7 +169,7 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
         paths = ((name.split("."), each) for name, each in value.named_modules())
         layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
         frozen = [*value.buffers(), *(part for part in value.parameters() if not part.requires_grad)]
-        kinds = {kind.__qualname__: _code(kind) for kind in map(type, layers.values())}
+        kinds = [_code(kind) for kind in dict.fromkeys(map(type, layers.values()))]
         return [fingerprint(frozen), {name: _layer(each) for name, each in layers.items()}, kinds]
     if isinstance(value, CodeType):
         return [value.co_code.hex(), list(value.co_names), [fingerprint(each) for each in value.co_consts]]
@@ -201,9 +200,10 @@ def _layer(layer: nn.Module) -> Any:
 
 def code_of(value: Any) -> dict[str, Any]:
     """The code of a dataclass, such as an optimizer, and of those in its fields, but of torch's and ours."""
-    names = [field.name for field in fields(value)] if is_dataclass(value) else []
-    inner = (code_of(getattr(value, name)).items() for name in names)
-    return _code(type(value)) | dict(chain.from_iterable(inner))
+    found = _code(type(value))
+    for field in fields(value) if is_dataclass(value) and not isinstance(value, type) else ():
+        found |= code_of(getattr(value, field.name))
+    return found
 
 
 def _code(kind: type) -> dict[str, Any]:

@@ -50,9 +50,9 @@ Stepper = Annotated[
     " dpopt.create('torch_optim', optimizer='torch.optim.Adam', lr=0.01)",
 ]
 """An optimizer object, as errors say it."""
-AVERAGE, EPOCHS, LEAST_BATCH, DRAWS_PER_EPOCH, UNIT_ROWS = 0.95, 10, 256, 40, 4
-"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; the least B where
-there are as many records; draws of an epoch at most; rows of a person that count at most."""
+AVERAGE, EPOCHS, UNIT_ROWS = 0.95, 10, 4
+"""Defaults: the decay of the default optimizer's average, as in the suite `leaderboard`; epochs; rows of a person that
+count at most."""
 _FIELDS = "set fields of an optimizer where it is created, as in dpopt.create('dp_adam', lr=0.1)"
 _ELSEWHERE = dict.fromkeys(("lr", "clip", "max_grad_norm"), _FIELDS) | {
     "noise_multiplier": "the noise is solved for `epsilon`; `dpopt.privacy.epsilon` has that of a ledger",
@@ -105,8 +105,7 @@ def fit(
         optimizer: a registered name or an optimizer; by default `default_optimizer`, with an average.
         epsilon, delta: target, delta usually below 1/N and by default N^-1.1; an epsilon of infinity has no noise.
         epochs, batch_size: expected passes over N records, expected batch size B; epochs N / B draws at rate B/N. By
-            default `EPOCHS`, and B is N / `DRAWS_PER_EPOCH`, but at least `LEAST_BATCH` or, of fewer records, N. The
-            record names the defaults that were taken.
+            default `EPOCHS` and `default_batch`. The record names the defaults that were taken.
         accountant, engine, precision: see `dpopt.privacy.epsilon`, `dpopt.clipping.engine`.
         device: "auto" takes CUDA where there is one.
         seed: None is a new secret. A number makes the run repeatable, and whoever knows it can take the noise away.
@@ -186,7 +185,7 @@ def fit(
             optimizer = default_optimizer(is_regression=subject.train.y.is_floating_point())
             chosen = _stepper(optimizer, isolate)
         epochs = epochs or EPOCHS
-        batch_size = batch_size or max(examples // DRAWS_PER_EPOCH, min(LEAST_BATCH, examples))
+        batch_size = batch_size or default_batch(examples)
         delta = delta or default_delta(examples)
         # What the noise depends on, in the order in which it is derived from it.
         stated = [repr(chosen), epsilon, delta, epochs, batch_size, accountant]
@@ -243,9 +242,10 @@ def fit(
         functions = {"model": model, "loss": loss, "transform": transform, "augment": augment}
         # A secret is another one in each run: only a number, or a file, can be another run's too.
         is_alone = seed is None and checkpoint is None
-        code = {} if is_alone else {name: fingerprint(value) for name, value in functions.items()}
-        # Of one that runs in a process of its own, the name alone is known here.
-        code |= {} if is_alone else {"optimizer's code": {} if isolate else code_of(chosen)}
+        code: dict[str, Any] = {}
+        if not is_alone:
+            code = {name: fingerprint(value) for name, value in functions.items()}
+            code["optimizer's code"] = code_of(chosen)
         if checkpoint is not None:  # all records are hashed for it
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
             run = dict(zip(names, stated, strict=False)) | {"precision": precision, "seed": seed, "average": average}
@@ -369,6 +369,11 @@ def default_optimizer(is_regression: bool = False) -> Any:
     are real numbers, the default is `dp_adam`.
     """
     return registry.create("dp_adam") if is_regression else registry.create("adadp_equilibrium", clip="automatic")
+
+
+def default_batch(examples: int) -> int:
+    """A fortieth of the records, but at least 256 or, of fewer records, all; see the suite `fit_batch`."""
+    return max(examples // 40, min(256, examples))
 
 
 def _stepper(name_or_object: Any, isolate: bool) -> Any:

@@ -200,7 +200,7 @@ def unused(seen: Subject | Multiplied, train: Split, device: torch.device, owner
     of_records = unreached_by(tried) if places else None
     if of_records is not None and (used := places - of_records):
         reason = (
-            "some records use it, made-up ones do not, and if it is trained must not depend on records: set "
+            "some records use it, made-up records do not, and no record may decide what is trained: set "
             "requires_grad=False, or use it for each record, as by adding 0 times its sum to the outputs"
         )
         raise ConfigError("model", ", ".join(name for _, _, name, _ in sorted(used)), reason)

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from short import sparing
 from small_suites import train_cell
 from stored import in_child, stable
 
@@ -80,15 +81,7 @@ def ending(cell, store, monkeypatch):
 
 def test_a_cell_that_asks_for_less_than_it_planned_has_no_record(write_suite, store, monkeypatch):
     """The stated epsilon is the plan's: a run that left another ledger must not be reported."""
-    step = DPSGD.step
-
-    def sparing(self, state, oracle):
-        if state.theta.device.type == "meta" or oracle.draws_left > 1:
-            return step(self, state, oracle)
-        with oracle.draw():
-            return state
-
-    monkeypatch.setattr(DPSGD, "step", sparing)
+    monkeypatch.setattr(DPSGD, "step", sparing(DPSGD.step))
     cell = cell_of(write_suite, "dp_sgd")
     with pytest.raises(RuntimeError, match="the plan holds"):
         train_cell(cell, store, device="cpu")

@@ -179,16 +179,16 @@ def test_it_is_named_and_a_row_of_padding_stays(make, names, recwarn):
 
 @pytest.mark.filterwarnings("ignore:model. the loss never uses")
 def test_records_can_refuse_what_is_held_and_not_change_it():
-    """Made-up numbers lie between 0 and 1, so one record beyond would tell by the pooler whether it is there."""
+    """Made-up numbers are at most 1. A record beyond 2 reaches the pooler, which must not show that it is there."""
     torch.manual_seed(0)
     model, (x, y) = pooled(by_value), records(pooled())
     within = x.clamp(-1, 1)
     assert short.fit(model, (within, y)).record["unused"] == ["pooler.weight", "pooler.bias"]
-    start = model.pooler.weight.detach().clone()
     with pytest.raises(ConfigError, match=r"model: 'pooler\.weight, pooler\.bias' .*some records use it"):
         short.fit(model, (torch.cat([within[:-1], x.new_full((1, 4), 3.0)]), y))
     # What made-up records use is trained, also where no record uses it.
     model = pooled(lambda m, x: m.head(m.body(x) if x.max() > 2 else m.pooler(m.body(x))))
+    start = model.pooler.weight.detach().clone()
     assert "unused" not in short.fit(model, (x + 9, y)).record
     assert not torch.equal(model.pooler.weight, start)
 
