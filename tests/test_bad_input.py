@@ -11,6 +11,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import oddities
+import pandas as pd
 import pytest
 import torch
 from fabricated import noted
@@ -170,9 +171,17 @@ REFUSED_CALLS = [
     ({"epoch": 3}, r"^epoch: .* did you mean 'epochs'\?$"),
     ({"eps": 3}, r"^eps: .* did you mean 'epsilon'\?$"),
     ({"frobnicate": 3}, "^frobnicate: .* known: .*batch_size, .*epsilon"),
-    ({"noise_multiplier": 1.1}, "^noise_multiplier: .* the noise is solved for `epsilon`"),
+    ({"noise_multiplier": 1.1}, "^noise_multiplier: .* solved for `epsilon`; `dpopt[.]privacy[.]epsilon`"),
     ({"steps": 10}, "^steps: .* say `epochs`"),
-    ({"model": torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))}, "`dpopt[.]privatize` puts"),
+    ({"log": "tensorboard"}, "^log: .* say `callback`"),
+    (
+        {"model": torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))},
+        "privatize` puts GroupNorm in",
+    ),
+    (
+        {"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})},
+        r"^train\.sex: .* `dpopt fit from=FILE` takes both",
+    ),
     (
         {"train": (np.array([["a", 1]] * 60, object), oddities.records()[1][:60])},
         "^train.*: 'texts' .* number the classes",

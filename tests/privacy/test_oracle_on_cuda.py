@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from devices import ON_CUDA, to
+from short import loss
 from torch import nn
 
 from dpopt.clipping import Abadi, Automatic, Normalized, engine
@@ -23,10 +23,6 @@ def network(dropout=0.0):
 
 
 D = sum(p.numel() for p in network().parameters())  # more than there are losses in a draw, which are float64
-
-
-def loss(output, target):
-    return F.cross_entropy(output, target, reduction="none")
 
 
 def records():

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from short import loss
 from small_suites import train_cell
 from torch import nn
 
@@ -60,10 +61,6 @@ def test_quantiles():
     assert _norm_quantiles(norms) == pytest.approx(expected)
     assert _norm_quantiles(torch.cat([norms, torch.tensor([math.inf, math.nan])])) == pytest.approx(expected)
     assert all(map(math.isnan, _norm_quantiles(torch.zeros(0)).values()))
-
-
-def loss(output, target):
-    return nn.functional.cross_entropy(output, target, reduction="none")
 
 
 def trained(name="bookkeeping", physical_batch=None, **fields):

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import short
 import torch
@@ -77,31 +76,7 @@ def test_tables_count_the_seeds_whose_rate_fell():
     assert tables._fallen([{"lr": run["lr"], "noise_losses": 8.0} for run in runs]) == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"eps": 3}, "did you mean 'epsilon'"),
-        ({"noise_multiplier": 1.1}, r"the noise is solved for `epsilon`; `dpopt\.privacy\.epsilon`"),
-        ({"steps": 10}, "say `epochs`"),
-        ({"log": "tensorboard"}, "say `callback`"),
-        ({"model": nn.BatchNorm1d(4)}, r"`dpopt\.privatize` puts GroupNorm in its place"),
-        (
-            {"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})},
-            "`dpopt fit from=FILE` takes both",
-        ),
-    ],
-)
-def test_messages_say_what_to_do(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        short.fit(**changes)
-
-
 def test_what_to_say_in_place_of_an_argument_is_for_fit_alone():
     with pytest.raises(ConfigError, match="privatize takes no such argument") as error:
         dpopt.privatize(nn.Linear(4, 2), steps=3)
     assert "epochs" not in str(error.value)
-
-
-def test_a_missing_argument_is_an_error_of_ours():
-    with pytest.raises(ConfigError, match=r"^fit: .*missing a required .*argument: 'epsilon'"):
-        dpopt.fit(nn.Linear(4, 2), short.loss, (torch.zeros(4, 4), torch.zeros(4)))
