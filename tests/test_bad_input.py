@@ -180,7 +180,7 @@ REFUSED_CALLS = [
     ),
     (
         {"train": pd.DataFrame({"a": [1.0, 2], "sex": ["F", "M"], "label": [0, 1]})},
-        r"^train\.sex: .* `dpopt fit from=FILE` takes both",
+        r"^train\.sex: .*`dpopt fit from=FILE` takes both",
     ),
     (
         {"train": (np.array([["a", 1]] * 60, object), oddities.records()[1][:60])},
