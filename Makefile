@@ -19,7 +19,7 @@ GPU_KEYS := minutes=% device=% steps=% retry=% results=% plots=%
 comma := ,
 # The suites of the leaderboard's page: those that are published, and those of its block of newer methods.
 TASKS := $(patsubst results/published/%/runs.jsonl.xz,%,$(sort $(wildcard results/published/leaderboard*/runs.jsonl.xz)))
-NEWER := new_methods,new_methods_head,new_methods_mnist,layers,layers_mnist,layers_fashion10k
+NEWER := new_methods,new_methods_head,new_methods_mnist,layers,layers_head,layers_mnist
 
 .PHONY: install quickstart test versions full mutants bench docs leaderboard evidence lint gpu wheels clean
 
