@@ -25,7 +25,7 @@ class Part(NamedTuple):
     Attributes:
         name: in the model's `named_parameters`; a parameter that layers share is there once, by the first one's name.
         shape: of the parameter.
-        module: class name of the module that holds it, such as Linear or Embedding.
+        module: class name of the module that holds it, such as Linear; Embedding for classes made of that one too.
         start: its first entry in the vector.
     """
 

@@ -180,7 +180,10 @@ class FlatModel(ClippingEngine):
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]
         self.dimension = sum(self._sizes)
-        modules = {name: type(module).__name__ for name, module in model.named_modules()}
+        modules = {
+            name: "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
+            for name, module in model.named_modules()
+        }
         self.layout = laid_out((name, p.shape, modules[name.rpartition(".")[0]]) for name, p in self.trained.items())
         # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
         # twice is one place: `functional_call` does not restore the second.

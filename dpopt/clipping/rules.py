@@ -134,15 +134,29 @@ class ByGroup(Checked):
     def factor(self, norm: Tensor) -> Tensor:
         return factors(self.inner, norm)
 
-    def partition(self, layout: Layout) -> tuple[int, ...]:
-        """The group of each parameter, from 0; ConfigError if the expression is found in no name."""
+    def partition(self, layout: Layout, where: str = "clip") -> tuple[int, ...]:
+        """The group of each parameter, from 0; ConfigError if the expression finds no text in any name."""
         keys = [part.layer for part in layout]
         if self.groups is not None:
             keys = [(re.search(self.groups, part.name) or [""])[0] for part in layout]
             if not any(keys):
                 names = ", ".join(part.name for part in layout)
-                raise ConfigError("clip.groups", self.groups, f"it is in no parameter's name; there are {names}")
+                raise ConfigError(
+                    f"{where}.groups", self.groups, f"it finds no text in a parameter's name among {names}"
+                )
         return tuple(map(list(dict.fromkeys(keys)).index, keys))
+
+
+def check_groups(optimizer: Any, layout: Layout) -> None:
+    """Raise `ConfigError` for a field of `optimizer`, or of one in it, whose groups are not those of the layout."""
+    if not dataclasses.is_dataclass(optimizer):
+        return
+    for field in dataclasses.fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if isinstance(value, ByGroup):
+            value.partition(layout, field.name)
+        else:
+            check_groups(value, layout)
 
 
 @dataclass(frozen=True)
@@ -223,8 +237,18 @@ def _points() -> dict[str, EntryPoint]:
 
 def clip_name(rule: Any) -> str | None:
     """The name of a rule's class; None for one that has none, and for what is no rule. It imports nothing."""
-    loaded = {name: point.load() for name, point in _points().items() if point.module in sys.modules}
+    loaded = {name: getattr(sys.modules.get(point.module), point.attr, None) for name, point in _points().items()}
     return next((name for name, kind in {**RULES, **loaded}.items() if type(rule) is kind), None)
+
+
+def _loaded(point: EntryPoint) -> type[Any]:
+    try:
+        kind = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"clip rule {point.name}", point.value, f"cannot be imported: {error}") from error
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(f"clip rule {point.name}", point.value, "expected a frozen dataclass")
+    return kind
 
 
 def clip_rule(value: Any, where: str = "clip") -> ClipRule:
@@ -246,7 +270,7 @@ def clip_rule(value: Any, where: str = "clip") -> ClipRule:
     name = arguments.pop("rule")
     if name not in names:
         raise unknown(f"{where}.rule", name, names)
-    kind = RULES[name] if name in RULES else _points()[name].load()
+    kind = RULES[name] if name in RULES else _loaded(_points()[name])
     return fields.build(kind, arguments, where, {ClipRule: clip_rule})
 
 

@@ -15,7 +15,8 @@ from dpopt.types import Layout
 class Split(Optimizer):
     """Two optimizers as one over a vector: the first for the matrices in it, the second for the rest.
 
-    What they keep for a parameter lies in a vector as the parameter does.
+    What they keep for a parameter lies in a vector as the parameter does. `stepped` is the field of `torch_optim` that
+    names the one that is in its step, or was last.
 
     Args:
         make, make_rest: parameters -> the optimizer. Each gets one more, without entries, so that what it keeps does
@@ -37,6 +38,7 @@ class Split(Optimizer):
         (group,), parameter = self.param_groups, cast(Any, parameter_of(self))
         kept = self.state[parameter]
         for name, (optimizer, places) in zip(("matrices", "rest"), self._inner, strict=True):
+            self.stepped = "rest" if name == "rest" else "optimizer"
             (inner,) = optimizer.param_groups
             inner.update(group["rest"] if name == "rest" else {k: v for k, v in _numbers(group).items() if k != "rest"})
             for p, place in zip(inner["params"], places, strict=True):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dpopt.errors import ConfigError
 from dpopt.fields import Decay, Positive
 from dpopt.optimizers.base import Direction, ema
 from dpopt.types import Batch, ClipRule, Release, Vector
@@ -41,6 +42,9 @@ class AdaClip(Direction):
         initial_bound: v_0 = initial_bound^2 / d, so that the first gradient is clipped at `initial_bound` C.
         least, most: of an observed variance; h1 and h2 there.
 
+    Raises:
+        ConfigError: `least` is above `most`.
+
     Deviations: of the paper the abstract was read; the rule is that of a public implementation by others and of what
     DP-MacAdam's authors say of it. v_0, `least` and `most` were chosen here, on nothing.
     """
@@ -49,6 +53,10 @@ class AdaClip(Direction):
     initial_bound: Positive = 1.0
     least: Positive = 1e-12
     most: Positive = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self)
 
     def init(self, theta: Vector) -> State:
         return State(theta, torch.zeros_like(theta), torch.full_like(theta, self.initial_bound**2 / len(theta)))
@@ -60,6 +68,13 @@ class AdaClip(Direction):
         (beta1, beta2), g, m = self.betas, gradient.value, state.m
         variance = ((g - m).square() - gradient.std**2).clamp(self.least, self.most)
         return g, state._replace(m=ema(m, g, beta1), v=ema(state.v, variance, beta2))
+
+
+def check_range(optimizer: Any) -> None:
+    """Raise `ConfigError` where `least` is above `most`."""
+    if optimizer.least > optimizer.most:
+        least = f"{type(optimizer).__name__}.least"
+        raise ConfigError(least, optimizer.least, f"expected at most the {optimizer.most} of `most`")
 
 
 def spread(variance: Vector) -> Vector:

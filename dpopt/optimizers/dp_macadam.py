@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpopt.errors import ConfigError
 from dpopt.fields import Positive
-from dpopt.optimizers.adaclip import shifted, spread
+from dpopt.optimizers.adaclip import check_range, shifted, spread
 from dpopt.optimizers.base import ema, scalar
 from dpopt.optimizers.dp_adam import DPAdam
 from dpopt.types import Batch, ClipRule, Release, Vector
@@ -46,7 +46,7 @@ class DPMacAdam(DPAdam):
         least, most: of a variance; h1 and h2 there.
 
     Raises:
-        ConfigError: beta1 is 0.
+        ConfigError: beta1 is 0, or `least` is above `most`.
 
     Deviations: of the paper the abstract was read, and a summary by others of its algorithm, from which the rule is.
     kappa_1 is 0, so b_1 is b_0; `least` and `most` were chosen here, on nothing.
@@ -57,6 +57,7 @@ class DPMacAdam(DPAdam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self)
         if not self.betas[0]:
             raise ConfigError("DPMacAdam.betas", self.betas, "expected a first decay > 0")
 

@@ -73,13 +73,15 @@ class TorchOptim(Configured):
     The wrapped object is made anew for each step, from the tensors of the state: whatever it keeps between steps has to
     be a tensor or a number in its `state_dict`, of one structure from the first step on. Without `rest` all parameters
     are one vector, so a method with a rule for each layer (LDoG, LAMB) sees a single layer; with it, a tensor that is
-    kept for a parameter has to be of its shape, or the same number for all. On a GPU a step waits for the device where
-    the wrapped optimizer reads a value: twice in Prodigy and D-Adaptation, five times in DoG, and not in torch.optim's
-    Adam, AdamW and SGD nor in schedule-free ones.
+    kept for a parameter has to be of its shape, or the same number for all, which LDoG's are not. Schedule-free
+    optimizers, and those that fail on a parameter without entries (Adafactor), work without `rest` alone. On a GPU a
+    step waits for the device where the wrapped optimizer reads a value: twice in Prodigy and D-Adaptation, five times
+    in DoG, and not in torch.optim's Adam, AdamW and SGD nor in schedule-free ones.
 
     Raises:
         ConfigError: when it is made: the class cannot be imported, is no optimizer, refuses the arguments, needs more
-            than a gradient (a closure; matrices, without `rest`), or keeps something else between steps.
+            than a gradient (a closure; matrices, without `rest`), or keeps something else between steps; or
+            `rest_arguments` without `rest`.
     """
 
     conformance_exceptions: ClassVar[Mapping[str, str]] = {
@@ -99,6 +101,8 @@ class TorchOptim(Configured):
         for name in ("arguments", "rest_arguments"):
             object.__setattr__(self, name, Arguments(getattr(self, name), f"TorchOptim.{name}"))
         super().__post_init__()
+        if self.rest_arguments and not self.rest:
+            raise ConfigError("TorchOptim.rest_arguments", self.rest_arguments, "expected none without `rest`")
         _layout(self)
 
     def init(self, theta: Vector) -> State:
@@ -140,11 +144,21 @@ class TorchOptim(Configured):
     def wrap(self, point: Vector, layout: Layout = ()) -> Optimizer:
         """The wrapped optimizer as its constructor makes it, over a copy of `point`, shape [d]; see `Split`."""
         parameter = nn.Parameter(point.clone())
-        make = partial(_class(self.optimizer), lr=self.lr, **self.arguments)
+        make = partial(self._made, "optimizer", {"lr": self.lr, **self.arguments})
         with redirect_stdout(None):  # some print when they are made, which is before every step
             if not self.rest:
                 return make([parameter])
-            return Split(parameter, layout, make, partial(_class(self.rest), **{"lr": self.lr, **self.rest_arguments}))
+            return Split(parameter, layout, make, partial(self._made, "rest", {"lr": self.lr, **self.rest_arguments}))
+
+    def _made(self, field: str, values: Mapping[str, Any], parameters: list[nn.Parameter]) -> Optimizer:
+        """The optimizer whose path is in `field`, over `parameters`."""
+        kind = _class(path := getattr(self, field), f"TorchOptim.{field}")
+        try:
+            return kind(parameters, **values)
+        except Exception as error:
+            how = "" if self.rest or "2D" not in str(error) else "; with `rest` it is given matrices alone"
+            where = "TorchOptim.rest_arguments" if field == "rest" else "TorchOptim.arguments"
+            raise ConfigError(where, values, f"{path} refuses them: {error}{how}") from error
 
     def _averaged(self, average: Vector, point: Vector, oracle: Oracle) -> Vector:
         if self.averaging is None:
@@ -195,39 +209,29 @@ class _Layout:
 @lru_cache
 def _layout(configuration: TorchOptim) -> _Layout:
     """The layout of what its optimizer keeps, by two steps on two parameters; raises as `TorchOptim`."""
-    path, parts = configuration.optimizer, [("0.weight", (2, 3), "Linear"), ("0.bias", (2,), "Linear")]
+    parts = [("0.weight", (2, 3), "Linear"), ("0.bias", (2,), "Linear")]
     layout, point = (laid_out(parts), torch.ones(8)) if configuration.rest else ((), torch.ones(2))
-    _class(path)
-    try:
-        first, second = configuration.wrap(point, layout), configuration.wrap(point, layout)
-    except Exception as error:
-        values = {"lr": configuration.lr, **configuration.arguments}
-        how = "" if configuration.rest or "2D" not in str(error) else "; with `rest` it is given matrices alone"
-        raise ConfigError("TorchOptim.arguments", values, f"{path} refuses them: {error}{how}") from error
+    first, second = configuration.wrap(point, layout), configuration.wrap(point, layout)
     try:
         leaves, structure = pytree.tree_flatten(_advanced(first, point).state_dict())
         made = _Layout(tuple(leaves), structure)
-        made.load(second, _require(made.read(first), path))
-        _require(made.read(_advanced(second, point)), path)
-    except ConfigError:
-        raise
+        if (kept := made.read(first)) is not None:
+            made.load(second, kept)
+            kept = made.read(_advanced(second, point))
     except Exception as error:
-        raise ConfigError("TorchOptim.optimizer", path, f"no step from a gradient alone: {error}") from error
+        field = getattr(first, "stepped", "optimizer")
+        reason = f"no step from a gradient alone: {error}"
+        raise ConfigError(f"TorchOptim.{field}", getattr(configuration, field), reason) from error
+    if kept is None:
+        reason = "expected tensors and numbers of one structure in its state_dict"
+        raise ConfigError("TorchOptim.optimizer", configuration.optimizer, reason)
     sizes = [key for key, value in first.param_groups[0].items() if key != "params" and _is_scalar(value)]
     if configuration.step_size not in sizes:
         raise unknown("TorchOptim.step_size", configuration.step_size, sizes)
     return made
 
 
-def _require(kept: _Kept | None, path: str) -> _Kept:
-    if kept is None:
-        raise ConfigError(
-            "TorchOptim.optimizer", path, "expected tensors and numbers of one structure in its state_dict"
-        )
-    return kept
-
-
-def _class(path: str) -> Callable[..., Optimizer]:
+def _class(path: str, field: str) -> Callable[..., Optimizer]:
     module, _, name = path.rpartition(".")
     try:
         require(module)
@@ -235,12 +239,12 @@ def _class(path: str) -> Callable[..., Optimizer]:
     except (ImportError, AttributeError, ValueError) as error:
         top = path.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and top in EXTRAS and error.name in (None, top):
-            raise ConfigError("TorchOptim.optimizer", path, f"it needs {hint(path)}") from error
+            raise ConfigError(field, path, f"it needs {hint(path)}") from error
         allowed = f"cannot be imported ({error}); expected a path such as torch.optim.Adam, of an installed package"
         how = "" if isinstance(error, NotInstalled) else f" ({hint(path)})"
-        raise ConfigError("TorchOptim.optimizer", path, f"{allowed}{how}") from error
+        raise ConfigError(field, path, f"{allowed}{how}") from error
     if not (isinstance(imported, type) and issubclass(imported, Optimizer)):
-        raise ConfigError("TorchOptim.optimizer", path, "expected a subclass of torch.optim.Optimizer")
+        raise ConfigError(field, path, "expected a subclass of torch.optim.Optimizer")
     return imported
 
 

@@ -249,7 +249,7 @@ def _readers(kind: type[Query]) -> tuple[tuple[str, _Reader], ...]:
 
 
 def _reader(hint: Any) -> _Reader:
-    if hint == Number:
+    if hint in (Number, float):
         return _number
     read = _rule if hint is ClipRule else _vector if hint in (Vector, Vector | None) else _points
     if type(None) not in typing.get_args(hint):

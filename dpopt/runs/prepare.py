@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from dpopt import clipping, registry, training
 from dpopt.cells import Cell, clipping_bound, finite
 from dpopt.clipping import ClippingEngine
+from dpopt.clipping.rules import check_groups
 from dpopt.clipping.views import Multiplied, multiplied
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -110,6 +111,7 @@ def prepare(
         )
         sample = subject.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
+    check_groups(optimizer, engine.layout)
     plan, diagnostics = _noise_plan(cell, optimizer, len(train.x), engine.dimension), None
     if cell.diagnostics:
         is_class = train.y.ndim == 1 and not train.y.is_floating_point()

@@ -21,6 +21,7 @@ from dpopt import __version__, bars, clipping, fields, registry
 from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import Unsupported, kept_modes, watch_generators
+from dpopt.clipping.rules import check_groups
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -220,6 +221,7 @@ def fit(
                 if not trial.blindness(seen):
                     raise
                 clipper = VmapEngine(seen.model, seen.loss)
+            check_groups(chosen, clipper.layout)
             problem = trial.blindness(seen)
         without = trial.unused(seen, seen.train, place, model)
 

@@ -142,6 +142,7 @@ def test_formulas():
     torch.testing.assert_close(Abadi(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([1.0, 0.5]))
     torch.testing.assert_close(Automatic(2.0, 0.5).factor(torch.tensor([1.5])), torch.tensor([1.0]))
     torch.testing.assert_close(PerSample(2.0, 0.5).factor(torch.tensor([0.0, 1.0])), torch.tensor([2.0, 1.5]))
+    assert float(PerSample().factor(torch.tensor(0.9))) == pytest.approx(1)  # 0.9 + 0.1 / (0.9 + 0.1)
     torch.testing.assert_close(Normalized(2.0).factor(torch.tensor([1.0, 4.0])), torch.tensor([0.5, 0.25]))
     assert Automatic().sensitivity == Normalized(7.0).sensitivity == 1  # mistake 20: the noise is sigma, not sigma C
     torch.testing.assert_close(Abadi(math.inf).factor(NORMS), torch.ones(6))

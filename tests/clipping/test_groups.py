@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import pytest
+import short
 import torch
 from loop import around, cast, cross_entropy, gradient, squared
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from dpopt.clipping import Abadi, Automatic, ByGroup, Normalized, clip_rule, cli
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.rules import AtBound
 from dpopt.errors import ConfigError
+from dpopt.optimizers.base import is_matrix
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle
 from dpopt.privacy.queries import Gradient
@@ -225,6 +227,7 @@ def test_groups_are_by_layer_or_by_name():
     ("make", "message"),
     [
         (lambda layout: ByGroup(groups="head").partition(layout), r"clip.groups: 'head'.*2\.weight"),
+        (lambda layout: ByGroup(groups="(?=0)").partition(layout), r"it finds no text in a parameter's name among"),
         (lambda layout: ByGroup(groups="(0"), "ByGroup.groups.*a regular expression"),
         (lambda layout: ByGroup(ByGroup()), "a rule without groups"),
         (lambda layout: clip_rule({"rule": "by_group", "inner": "automat"}), "did you mean 'automatic'"),
@@ -233,6 +236,19 @@ def test_groups_are_by_layer_or_by_name():
 def test_wrong_groups_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make(engine(network(), cross_entropy).layout)
+
+
+def test_groups_of_any_field_are_looked_at_before_training():
+    """DP2-RMSProp asks with its second rule half an epoch in."""
+    inner = dpopt.create("dp2_rmsprop", scaled_clip={"rule": "by_group", "groups": "head"})
+    with pytest.raises(ConfigError, match=r"^scaled_clip\.groups: 'head'.*weight, bias"):
+        short.fit(optimizer=inner, callback=lambda entry: pytest.fail("trained"))
+
+
+def test_an_embedding_of_ones_own_class_is_one():
+    kind = type("Positions", (nn.Embedding,), {})
+    layout = engine(nn.Sequential(kind(5, 4), nn.Flatten(), nn.Linear(4, 2)), cross_entropy, "vmap").layout
+    assert [is_matrix(part) for part in layout] == [False, True, False]
 
 
 def test_a_refused_query_charges_nothing():
@@ -282,6 +298,7 @@ def test_a_rule_of_another_distribution_has_a_name(tmp_path, monkeypatch):
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own_rules\nVersion: 1.0\n")
     points = "halved = own_rules:Halved\nabadi = own_rules:Halved\nmissing = no_such_module:Rule\n"
+    points += "gone = own_rules:Gone\nplain = own_rules:dataclass\n"
     (about / "entry_points.txt").write_text(f"[dpopt.clip_rules]\n{points}")
     (tmp_path / "own_rules.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -297,6 +314,9 @@ def test_a_rule_of_another_distribution_has_a_name(tmp_path, monkeypatch):
         assert type(clip_rule("abadi")) is Abadi  # no name of the kernel's can be taken
         with pytest.raises(ConfigError, match="did you mean 'halved'"):
             clip_rule("halfed")
+        for name, reason in (("missing", "cannot be imported"), ("gone", "cannot"), ("plain", "a frozen dataclass")):
+            with pytest.raises(ConfigError, match=f"^clip rule {name}: .*{reason}"):
+                clip_rule(name)
     finally:
         rules._points.cache_clear()
         sys.modules.pop("own_rules", None)

@@ -11,6 +11,7 @@ import dpopt
 from dpopt.clipping import Abadi, ByGroup, Normalized, engine
 from dpopt.clipping.rules import clip_rule
 from dpopt.clipping.vmap import VmapEngine
+from dpopt.errors import ConfigError
 from dpopt.optimizers.adaclip import spread
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import DataOracle
@@ -166,4 +167,7 @@ def test_the_bounds_of_a_spread_add_the_least_noise():
         other = bound * torch.exp(0.1 * torch.randn(20, dtype=torch.float64))
         other = other * (variance / other**2).sum().sqrt()
         assert other.square().sum() >= bound.square().sum()
+    for name in ("adaclip", "dp_macadam"):
+        with pytest.raises(ConfigError, match=r"least: 1\.0 .* expected at most the 0\.1 of `most`"):
+            dpopt.create(name, least=1, most=0.1)
     assert clip_rule(1) == dpopt.create("adaclip").clip

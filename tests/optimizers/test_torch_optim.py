@@ -130,6 +130,10 @@ def test_specs_round_trip_and_hash():
         ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D.*with `rest`"),
         ({"arguments": {"hook": print}}, r"arguments.hook.*expected a number, a string"),
         ({"optimizer": "torch.optim.LBFGS"}, "no step from a gradient alone.*closure"),
+        ({"rest": "torch.optim.AdamWW"}, r"^TorchOptim\.rest: 'torch\.optim\.AdamWW'.*cannot be imported"),
+        ({"rest": "torch.optim.LBFGS"}, r"^TorchOptim\.rest: 'torch\.optim\.LBFGS'.*no step from a gradient alone"),
+        ({"rest": "torch.optim.SGD", "rest_arguments": {"lrr": 1}}, r"^TorchOptim\.rest_arguments.*SGD refuses.*'lrr'"),
+        ({"rest_arguments": {"lr": 1}}, r"^TorchOptim\.rest_arguments: .*none without `rest`"),
         ({"step_size": "eta"}, "TorchOptim.step_size: 'eta' cannot be used.*known: .*lr"),
     ],
 )
