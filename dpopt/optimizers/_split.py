@@ -16,7 +16,7 @@ class Split(Optimizer):
     """Two optimizers as one over a vector: the first for the matrices in it, the second for the rest.
 
     What they keep for a parameter lies in a vector as the parameter does. `stepped` is the field of `torch_optim` that
-    names the one that is in its step, or was last.
+    names the one whose step was called last.
 
     Args:
         make, make_rest: parameters -> the optimizer. Each gets one more, without entries, so that what it keeps does
@@ -37,8 +37,8 @@ class Split(Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         (group,), parameter = self.param_groups, cast(Any, parameter_of(self))
         kept = self.state[parameter]
-        for name, (optimizer, places) in zip(("matrices", "rest"), self._inner, strict=True):
-            self.stepped = "rest" if name == "rest" else "optimizer"
+        for name, (optimizer, places) in zip(("optimizer", "rest"), self._inner, strict=True):
+            self.stepped = name
             (inner,) = optimizer.param_groups
             inner.update(group["rest"] if name == "rest" else {k: v for k, v in _numbers(group).items() if k != "rest"})
             for p, place in zip(inner["params"], places, strict=True):
@@ -50,7 +50,7 @@ class Split(Optimizer):
             optimizer.step()
             states = [(p.shape, optimizer.state[p]) for p in inner["params"]]
             kept[name] = {key: self._packed(key, states, places) for key in states[0][1]}
-            group.update(_numbers(inner) if name == "matrices" else {"rest": _numbers(inner)})
+            group.update(_numbers(inner) if name == "optimizer" else {"rest": _numbers(inner)})
 
     def _packed(self, key: str, states: list[tuple[torch.Size, dict[str, Any]]], places: list[slice]) -> Any:
         values = [state[key] for _, state in states]

@@ -200,15 +200,15 @@ def _layer(layer: nn.Module) -> Any:
 
 def code_of(value: Any) -> dict[str, Any]:
     """The code of a dataclass, such as an optimizer, and of those in its fields, but of torch's and ours."""
-    found = _code(type(value))
+    pieces = _code(type(value))
     for field in fields(value) if is_dataclass(value) and not isinstance(value, type) else ():
-        found |= code_of(getattr(value, field.name))
-    return found
+        pieces |= code_of(getattr(value, field.name))
+    return pieces
 
 
 def _code(kind: type) -> dict[str, Any]:
     """The bytecode of a class's and its bases' functions, and their plain values; but of torch's classes and ours."""
-    found: dict[str, Any] = {}
+    pieces: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.partition(".")[0] in ("builtins", "typing", "torch", "dpopt"):
             continue
@@ -217,10 +217,10 @@ def _code(kind: type) -> dict[str, Any]:
             function = function.__func__ if isinstance(function, classmethod | staticmethod) else function
             if isinstance(function, FunctionType):
                 code = getattr(inspect.unwrap(function), "__code__", None)
-                found[f"{base.__qualname__}.{name}"] = fingerprint(code)
+                pieces[f"{base.__qualname__}.{name}"] = fingerprint(code)
             elif isinstance(each, str | int | float) and not name.startswith("_"):
-                found[f"{base.__qualname__}.{name}"] = each
-    return found
+                pieces[f"{base.__qualname__}.{name}"] = each
+    return pieces
 
 
 def leased(folder: Path) -> Lease:
