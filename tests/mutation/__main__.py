@@ -3,7 +3,8 @@
     python tests/mutation [list=kernel] [count=200] [only=PART OF A NAME] [results=FILE]
 
 makes `count` one-line mutants of the modules of a list of `TARGETS` (kernel or house), spread evenly and always the
-same, each in a copy of the tree, and runs tests that call what it changes, as many as `STEPS` says, until one fails.
+same, and runs tests that call what each changes, as many as `STEPS` says, until one fails. Each processor has a copy of
+the tree, in which it tries one mutant after the other.
 The tests are run once to learn which these are. Both are kept in a file, so that a stopped run goes on; survivors are
 tried again, and so are mutants whose tests have changed. Mutants that change nothing that a test could see are listed,
 with the reason, in `equivalent.txt`.
@@ -14,24 +15,28 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from bisect import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import trial
 from mutants import Mutant, mutants
 from rich.console import Console
 from rich.progress import track
 
+T, R = TypeVar("T"), TypeVar("R")
 ROOT = Path(__file__).parents[2]
 APART = {"privacy/data.py": ["tests/privacy/test_distributed.py"]}
 """Module -> tests that call it in processes of their own, where it is not seen; they come last."""
@@ -75,12 +80,12 @@ class Tests:
     """Which tests call which functions; found out once for each file of tests, as it is.
 
     Args:
-        kept: plain data, {file: {"digest": of its text, "tests": {test: [seconds, functions]}}}, which is added to.
+        kept: plain data, {file: {"digest": of its text, "tests": {test: [seconds, functions]}}}, which `keep` adds to.
         tree: a copy of the project.
     """
 
     def __init__(self, kept: dict[str, Any], tree: Path, folders: Sequence[str]) -> None:
-        self._kept, self._tree = kept, tree
+        self._kept = kept
         self._files = {
             str(path.relative_to(tree)): path for part in folders for path in sorted((tree / part).rglob("test_*.py"))
         }
@@ -90,13 +95,10 @@ class Tests:
         digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._files.items()}
         return sorted(name for name in digests if self._kept.get(name, {}).get("digest") != digests[name])
 
-    def learn(self, name: str) -> str:
-        """Run a file of tests and note what each calls; gives the test that fails, if any."""
-        found = trial.outcome([name], self._tree, 3600, is_watched=True)
-        if not found.failed:
-            digest = hashlib.sha256(self._files[name].read_bytes()).hexdigest()
-            self._kept[name] = {"digest": digest, "tests": {test: list(seen) for test, seen in found.seen.items()}}
-        return found.failed
+    def keep(self, name: str, found: trial.Outcome) -> None:
+        """Note what each test of a file calls."""
+        digest = hashlib.sha256(self._files[name].read_bytes()).hexdigest()
+        self._kept[name] = {"digest": digest, "tests": {test: list(seen) for test, seen in found.seen.items()}}
 
     def has(self, test: str) -> bool:
         """True if there is a test of this name."""
@@ -114,7 +116,7 @@ class Tests:
         every = {t: seen for name in self._files for t, seen in self._kept[name]["tests"].items()}
         place = f"{mutant.module} {mutant.function}"
         chosen = {t: seconds for t, (seconds, called) in every.items() if place in called}
-        if not chosen or _runs_once(self._tree, mutant):
+        if not chosen or _runs_once(mutant):
             chosen = {t: seconds for t, (seconds, called) in every.items() if mutant.module in " ".join(called)}
         files = Counter(test.split("::")[0] for test in chosen)
         named = f"/test_{Path(mutant.module).name}"
@@ -123,9 +125,9 @@ class Tests:
         return {test: chosen[test] for test in order}
 
 
-def _runs_once(tree: Path, mutant: Mutant) -> bool:
+def _runs_once(mutant: Mutant) -> bool:
     """True for the body of a class, and for a function that keeps its results: a single test is seen to call them."""
-    name, body = mutant.function.rpartition(".")[2], ast.walk(ast.parse((tree / "dpopt" / mutant.module).read_text()))
+    name, body = mutant.function.rpartition(".")[2], ast.walk(ast.parse(mutant.source))
     places = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
     decorators = [ast.unparse(part) for place in places for part in place.decorator_list]
     return any(isinstance(place, ast.ClassDef) for place in places) or any("cache" in each for each in decorators)
@@ -168,6 +170,33 @@ def _failed(tests: list[str], tree: Path, seconds: float) -> str:
     return trial.outcome([*functions], tree, seconds).failed
 
 
+def _each(work: Callable[[T, Path], R], things: Sequence[T], trees: Sequence[Path]) -> Iterator[tuple[T, R]]:
+    """`work` on each thing, in order, in a tree that nobody else uses then."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def done(thing: T) -> R:
+        tree = free.get()
+        try:
+            return work(thing, tree)
+        finally:
+            free.put(tree)
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        yield from zip(things, pool.map(done, things), strict=True)
+
+
+def _copies(folder: str) -> list[Path]:
+    """Copies of the project, one for each processor, with a history of one commit, where records come from."""
+    trees = [Path(folder) / f"project{number}" for number in range(os.cpu_count() or 1)]
+    for tree in trees:
+        shutil.copytree(ROOT, tree, ignore=_left_out)
+        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "as it is"]):
+            subprocess.run(["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
+    return trees
+
+
 def _left_out(folder: str, names: list[str]) -> set[str]:
     """The names in a folder of the project that its copy does without."""
     if Path(folder) == ROOT / "results":
@@ -186,28 +215,30 @@ def main(arguments: list[str]) -> int:
     console = Console()
     trial.start()
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "project"
-        shutil.copytree(ROOT, tree, ignore=_left_out)
-        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a history, where records come from"]):
-            subprocess.run(["git", "-C", tree, "-c", "user.name=a", "-c", "user.email=a@b", *command], check=True)
-        tests = Tests(kept["tests"], tree, target.folders)
+        trees = _copies(folder)
+        tests = Tests(kept["tests"], trees[0], target.folders)
         changed = tests.unknown()
-        for name in track(changed, "what tests call", console=console):
-            if failed := tests.learn(name):
-                console.print(f"[red]error:[/red] fails as it is: {failed}")
-                return 2
-            file.write_text(json.dumps(kept, indent=1))
+        learned = _each(lambda name, tree: trial.outcome([name], tree, 3600, is_watched=True), changed, trees)
+        for name, found in track(learned, "what tests call", total=len(changed), console=console):
+            if found.failed:
+                console.print(f"[red]error:[/red] fails as it is: {found.failed}")
+            else:
+                tests.keep(name, found)
+                file.write_text(json.dumps(kept, indent=1))
+        if tests.unknown():
+            return 2
         # a file of tests that has changed may notice less: its mutants are tried again
         earlier = {
-            name: test
-            for name, test in kept["noticed"].items()
-            if not tests.has(test) or test.split("::")[0] in changed
+            mutant.name: test
+            for mutant in some
+            if (test := kept["noticed"].get(mutant.name)) and (not tests.has(test) or test.split("::")[0] in changed)
         }
         kept["noticed"] = {name: test for name, test in kept["noticed"].items() if name not in earlier}
         file.write_text(json.dumps(kept, indent=1))
         todo = [mutant for mutant in some if mutant.name not in kept["noticed"] and mutant.name not in excused]
-        for mutant in track(todo, "mutants", console=console):
-            if test := noticed(mutant, tests.of(mutant, first=earlier.get(mutant.name, "")), tree):
+        tried = _each(lambda it, tree: noticed(it, tests.of(it, first=earlier.get(it.name, "")), tree), todo, trees)
+        for mutant, test in track(tried, "mutants", total=len(todo), console=console):
+            if test:
                 kept["noticed"][mutant.name] = test
                 file.write_text(json.dumps(kept, indent=1))
             else:
