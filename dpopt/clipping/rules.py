@@ -111,8 +111,8 @@ class ByGroup(Checked):
     Args:
         inner: the rule of every group.
         groups: a regular expression, searched for in each parameter's name, such as "blocks\.\d+" or "encoder|head".
-            Those where it finds the same text are a group, and those where it finds none are one more. By default the
-            parameters of each layer are a group.
+            Those where it finds the same text are a group, and those where it finds none are one more. Each of its
+            alternatives must find one. By default the parameters of each layer are a group.
     """
 
     inner: ClipRule = Abadi(1.0)
@@ -135,16 +135,25 @@ class ByGroup(Checked):
         return factors(self.inner, norm)
 
     def partition(self, layout: Layout, where: str = "clip") -> tuple[int, ...]:
-        """The group of each parameter, from 0; ConfigError if the expression finds no text in any name."""
-        keys = [part.layer for part in layout]
-        if self.groups is not None:
-            keys = [(re.search(self.groups, part.name) or [""])[0] for part in layout]
-            if not any(keys):
-                names = ", ".join(part.name for part in layout)
-                raise ConfigError(
-                    f"{where}.groups", self.groups, f"it finds no text in a parameter's name among {names}"
-                )
+        """The group of each parameter, from 0; ConfigError if an alternative finds no text in any name."""
+
+        def found(expression: str) -> list[str]:
+            return [(re.search(expression, part.name) or [""])[0] for part in layout]
+
+        keys = [part.layer for part in layout] if self.groups is None else found(self.groups)
+        for text in [] if self.groups is None else _alternatives(self.groups):
+            if not any(found(text)):
+                allowed = f"{text!r} finds no text in a parameter's name among {', '.join(p.name for p in layout)}"
+                raise ConfigError(f"{where}.groups", self.groups, allowed)
         return tuple(map(list(dict.fromkeys(keys)).index, keys))
+
+
+def _alternatives(expression: str) -> list[str]:
+    """The parts of an expression between its "|"; all of it where they are in brackets."""
+    try:
+        return [re.compile(part).pattern for part in expression.split("|")]
+    except re.error:
+        return [expression]
 
 
 def check_groups(optimizer: Any, layout: Layout) -> None:

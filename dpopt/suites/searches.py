@@ -42,6 +42,8 @@ def setting_of(suite: Keys, label: str) -> tuple[Setting, Selection | None]:
     where = f"{suite.name}.settings.{label}"
     content = {key: value for key, value in suite.settings.get(label, {}).items() if value is not None}
     name = content.get("name", label)
+    if isinstance(content.get("clip"), dict):
+        raise ConfigError(f"{where}.clip", content["clip"], "expected bounds C; a clip rule belongs under `fields`")
     entry = registry.entry("optimizer", name)
     grid, selection = content.get("grid", entry.grid), content.get("selection")
     tuning = content.get("tuning", "grid" if grid else "self")

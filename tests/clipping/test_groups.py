@@ -217,6 +217,7 @@ def test_groups_are_by_layer_or_by_name():
     assert ByGroup().partition(layout) == (0, 0, 1, 1)
     assert ByGroup(groups="bias").partition(layout) == (0, 1, 0, 1)
     assert ByGroup(groups=r"bias|^\d").partition(layout) == (0, 0, 1, 1)
+    assert ByGroup(groups=r"(?:bias|other)").partition(layout) == (0, 1, 0, 1)
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
     model = nn.Sequential(OrderedDict(stem=nn.Linear(2, 2), blocks=nn.Sequential(*blocks)))
     layout = engine(model, cross_entropy).layout
@@ -227,7 +228,8 @@ def test_groups_are_by_layer_or_by_name():
     ("make", "message"),
     [
         (lambda layout: ByGroup(groups="head").partition(layout), r"clip.groups: 'head'.*2\.weight"),
-        (lambda layout: ByGroup(groups="(?=0)").partition(layout), r"it finds no text in a parameter's name among"),
+        (lambda layout: ByGroup(groups="(?=0)").partition(layout), r"finds no text in a parameter's name among"),
+        (lambda layout: ByGroup(groups="bias|wieght").partition(layout), r"'wieght' finds no text"),
         (lambda layout: ByGroup(groups="(0"), "ByGroup.groups.*a regular expression"),
         (lambda layout: ByGroup(ByGroup()), "a rule without groups"),
         (lambda layout: clip_rule({"rule": "by_group", "inner": "automat"}), "did you mean 'automatic'"),

@@ -45,6 +45,7 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
     ("settings.disk.grd=3", "did you mean 'grid'"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
+    ("settings.dp_adam.clip={rule: automatic}", r"dp_adam\.clip: .*automatic.* a clip rule belongs under `fields`"),
     ("settings.adam_nonprivat.clip=3", r"settings: 'adam_nonprivat' .* did you mean 'adam_nonprivate'"),
     ("optimizers=[adam_nonprivat]", r"optimizers: 'adam_nonprivat' .* did you mean 'adam_nonprivate'"),
 ]
