@@ -20,9 +20,11 @@ def draw(frame: pd.DataFrame, styles: Styles) -> Figure | None:
         return None
     figure, panels = drawn
     for panel, rows in panels:
+        least, most = rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4
         threshold = (rows["batch_size"] * rows["draws"]).median() / STEPS
-        panel.axvspan(threshold, 2 * max(threshold, rows["batch_size"].max()), color=GREY, alpha=0.12, lw=0)
-        panel.axvline(threshold, color=GREY, linestyle="--", lw=1, label=f"T = {STEPS} steps")
-        panel.set(xlim=(rows["batch_size"].min() / 1.4, rows["batch_size"].max() * 1.4))
+        if threshold < most:
+            panel.axvspan(threshold, most, color=GREY, alpha=0.12, lw=0)
+            panel.axvline(threshold, color=GREY, linestyle="--", lw=1, label=f"T = {STEPS} steps")
+        panel.set(xlim=(least, most))
     legend(figure)
     return figure

@@ -109,6 +109,7 @@ def test_two_threads_leave_compiled_code_alone_until_both_have_left():
         mine, others = AsWritten(), AsWritten()
         other.submit(others.__enter__).result()
         mine.__enter__()
+        assert not torch.backends.mha.get_fastpath_enabled()
         other.submit(others.__exit__, None, None, None).result()
         model(torch.ones(1, 2))
         assert not runs
