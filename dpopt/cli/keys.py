@@ -176,5 +176,5 @@ def suite_name(overrides: Sequence[str]) -> tuple[str, list[str]]:
     """The value of `suite=`, and the other overrides, for commands whose keys are a suite's."""
     names = [override.partition("=")[2] for override in overrides if override.startswith("suite=")]
     if len(names) != 1:
-        raise ConfigError("suite", names or None, "expected suite=NAME once; `dpopt list` shows the suites")
+        raise ConfigError("suite", names or None, "expected suite=NAME once; `dpopt list suites` shows them")
     return names[0], [override for override in overrides if not override.startswith("suite=")]

@@ -233,7 +233,7 @@ class Publish:
                 OUT.print(f"{suite}: {len(publishing.remake(self.to, suite, self.plots))} files")
             return 0
         if self.suite is None:
-            raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list` shows the suites")
+            raise ConfigError("suite", None, "expected suite=NAME once; `dpopt list suites` shows them")
         results = load_results(self.results, self.suite)
         for path in publishing.publish(results, self.to, self.plots, self.figures or (), partial=self.partial):
             OUT.print(str(path))

@@ -52,7 +52,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         load_suite({"name": "mine", "workloads": ["digits_mlp"], "optimizers": ["fiber", "adadp"], "epsilon": 3})
 
     Args:
-        suite: a name that `dpopt list` shows, a path to a YAML file, or the content of one, with its name.
+        suite: a name that `dpopt list suites` shows, a path to a YAML file, or the content of one, with its name.
         overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.lr=1e-3".
         values: key -> value.
 

@@ -277,6 +277,7 @@ def test_runs_are_encoded_and_order_counts():
     assert Ledger([PROBE, PLAIN]) + Ledger([PLAIN, PROBE]) == ledger
     assert all(ledger.starts_with(Ledger(part)) for part in ([], [PROBE], [PROBE, PLAIN], list(ledger)))
     assert not any(ledger.starts_with(Ledger(part)) for part in ([PLAIN], [*ledger, PLAIN]))
+    assert all(list(ledger.first(draws)) == list(ledger)[:draws] for draws in range(6))
 
 
 NEGATIVE = '{"draws":[{"rate":0.5,"noises":[1.0]}],"runs":[[-1,2]]}'  # Python would count from the end
