@@ -9,6 +9,7 @@ from torch import nn
 
 import dpopt
 from dpopt.clipping import Abadi, ByGroup, Normalized, engine
+from dpopt.clipping.flat import scaled
 from dpopt.clipping.rules import clip_rule
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -36,9 +37,11 @@ def test_every_engine_clips_the_shifted_gradient(name, weights, has_scale):
     made, each = engine(model, cross_entropy, name), VmapEngine(model, cross_entropy)
     points, shift = around(made.theta, weights), 0.1 * torch.randn_like(made.theta)
     scale = torch.rand_like(shift) * 3 if has_scale else torch.ones_like(shift)
-    found = made.clipped(points, x, y, mask, Abadi(0.3), torch.stack([scale, shift]))
-    gradients = sum(weight * each.gradients(theta, x, y) for weight, theta in points)
-    gradients = (gradients - shift) * scale
+    frame = torch.stack([scale, shift])
+    found = made.clipped(points, x, y, mask, Abadi(0.3), frame)
+    combined = sum(weight * each.gradients(theta, x, y) for weight, theta in points)
+    gradients = (combined - shift) * scale
+    assert torch.equal(scaled(combined, frame), gradients)
     norms = gradients.norm(dim=1)
     torch.testing.assert_close(found.norms, norms, rtol=1e-6, atol=0)
     expected = (mask * (0.3 / norms).clamp(max=1)) @ gradients
