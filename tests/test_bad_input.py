@@ -89,6 +89,9 @@ REFUSED = [
     ("calibrate rate=0.1 draws=10 epsilon=1 delta=1e-5 accountant=[rdp]", "accountant"),
     ("epsilon rate=0.1 noise=1e400 draws=10 delta=1e-5", "infinity is `inf`"),
     ("plan suite=odd optimizers=[dp_sgd,dp_sgd]", "repeated"),
+    ("cancel odd seeds=0", r"cancel: \{'seeds': .* the whole suite"),
+    ("publish check=true remake=true", r"publish: \['check', 'remake'\] .* alone"),
+    ("publish odd remake=true figures=[audit]", r"publish: \['remake', 'figures'\] .* alone"),
 ]
 
 

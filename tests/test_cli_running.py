@@ -1,6 +1,7 @@
 """What `dpopt run` says at its end, and what `dpopt plan` shows."""
 
 import re
+import shlex
 
 import pytest
 from fabricated import SMALL, noted
@@ -30,7 +31,7 @@ def test_failures_are_summed_up_by_reason(tmp_path, capsys):
     assert f"{cells[0]['run_id']}: hyfreedp on synthetic_logreg, target ε = 4, seed 0" in printed
     assert sum(entry["run_id"] in printed for entry in cells) == 1 + SHOWN
     assert f"and {7 - SHOWN} more" in printed
-    assert printed.rstrip().endswith("to run them again: dpopt retry suite=quickstart")
+    assert printed.rstrip().endswith(f"to run them again: {shlex.join(['dpopt', 'retry', *arguments])}")
 
 
 def test_a_plan_writes_nothing(tmp_path, capsys):

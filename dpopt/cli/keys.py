@@ -166,8 +166,7 @@ class OfSuite:
         """The arguments that choose the suite and its rows."""
         rows = []
         for name, values in self._part.items():
-            texts = [f"{value:g}" if isinstance(value, float) else f"{value}" for value in values]
-            rows.append(f"{name}=[{','.join(texts)}]")
+            rows.append(f"{name}=[{','.join(f'{value}'.removesuffix('.0') for value in values)}]")
         folders = {"results": f"{self.results}", "plots": f"{self.plots}"}
         return [f"suite={self.suite}", *rows, *(f"{name}={path}" for name, path in folders.items() if path != name)]
 

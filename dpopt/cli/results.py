@@ -226,6 +226,9 @@ class Publish:
         from dpopt.results import publishing
         from dpopt.results.results import load_results
 
+        if (self.check or self.remake) and (self.figures or self.partial or self.check == self.remake):
+            keys = [name for name in ("check", "remake", "figures", "partial") if getattr(self, name)]
+            raise ConfigError("publish", keys, "expected check=true or remake=true alone")
         if self.check:
             return _verified(_results(self.to, "to"), self.suite, self.plots)
         if self.remake:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dpopt.cli.console import ERR, OUT, complain, print_table, report_problems
 from dpopt.cli.keys import OfSuite, read, suite_name
 from dpopt.cli.listing import print_notes
+from dpopt.errors import ConfigError
 from dpopt.fields import Count, Name, key
 
 if TYPE_CHECKING:
@@ -145,7 +147,8 @@ def run(overrides: Sequence[str], is_again: bool = False) -> int:
     )
     store = open_store(suite)
     if outcome.failed:
-        _explain(store, suite.name, planning.plan(suite), outcome.failed)
+        _explain(store, planning.plan(suite), outcome.failed)
+        ERR.print(f"to run them again: {shlex.join(['dpopt', 'retry', *overrides])}", soft_wrap=True)
     for run_id in outcome.damaged:
         ERR.print(f"damaged {store.folder(run_id)}: move it away to run the cell again")
     if outcome.is_stopped:
@@ -162,7 +165,7 @@ def retry(overrides: Sequence[str]) -> int:
     return run(overrides, is_again=True)
 
 
-def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[str, str]) -> None:
+def _explain(store: Store, planned: list[Planned], failed: Mapping[str, str]) -> None:
     cells = {entry.cell.run_id: entry for entry in planned}
     reasons: dict[str, tuple[str, list[str]]] = {}
     # One bad value fails every cell of a grid: each reason is printed once.
@@ -179,7 +182,6 @@ def _explain(store: Store, suite: str, planned: list[Planned], failed: Mapping[s
         lines += [f"and {len(runs) - SHOWN} more"] if len(runs) > SHOWN else []
         complain("failed", reason)
         ERR.print("\n".join(f"  {line}" for line in lines))
-    ERR.print(f"to run them again: dpopt retry suite={suite}")
 
 
 class Cancel(OfSuite):
@@ -187,6 +189,8 @@ class Cancel(OfSuite):
 
     def __call__(self) -> None:
         results = self.stored()
+        if results.part:
+            raise ConfigError("cancel", dict(results.part), "expected the whole suite")
         results.store.check_writable()
         results.store.cancel(results.suite)
         OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")

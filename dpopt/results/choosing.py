@@ -65,6 +65,12 @@ def select(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(chosen)
 
 
+def tuning(runs: Sequence[Row]) -> str:
+    """How the runs of a row were tuned: "fixed" if one of them was set by hand, as such a row is never ranked."""
+    every = [run["tuning"] for run in runs]
+    return "fixed" if "fixed" in every else every[0]
+
+
 def _score(row: Row) -> float:
     return score_or_worst(row["selection_score"], row["state"])
 

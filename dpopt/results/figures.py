@@ -73,7 +73,10 @@ def plots(folder: Path, name: str | None = None) -> list[Plot]:
 def _load(file: Path) -> Plot:
     loader = SourceFileLoader(f"dpopt_plot_{file.stem}", str(file))
     module = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError("plots", str(file), f"it cannot be imported: {type(error).__name__}: {error}") from error
     frames = (*OF_SUITES, *OF_COMMANDS)
     needs, draw = getattr(module, "NEEDS", None), getattr(module, "draw", None)
     if needs not in frames or not callable(draw):

@@ -51,10 +51,19 @@ def _apart(
     return [fields[json.dumps(spec, sort_keys=True)] for spec in specs]
 
 
+_OF_A_ROW = {"accountant": "", "average": 0.0, "diagnostics": False, "kernel": 1}
+"""What tells rows of one label from each other, beside the revision of the optimizer, and its value by default."""
+
+
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The label of each entry of a manifest, with its accountant and its average where these differ within a label."""
-    # A suite has one of each, but runs with other ones add their cells to the same manifest.
-    fields = [{key: entry["cell"].get(key, 0.0) for key in ("accountant", "average")} for entry in entries]
+    """The label of each entry of a manifest, with those of `_OF_A_ROW` that differ within a label."""
+    # A suite has one of each, but runs with other ones, or by other code, add their cells to the same manifest.
+    cells = [entry["cell"] for entry in entries]
+    fields = [
+        {key: cell.get(key, usual) for key, usual in _OF_A_ROW.items()}
+        | {"revision": cell["optimizer"].get("revision", 1)}
+        for cell in cells
+    ]
     values = {
         (entry["label"], *item) for entry, of_entry in zip(entries, fields, strict=True) for item in of_entry.items()
     }

@@ -53,6 +53,8 @@ def read(name: str) -> _Paper:
     reference, *caveats = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     table = "\n".join(line for line in lines if not line.startswith("# "))
     numbers = pd.read_csv(io.StringIO(table), dtype=dict.fromkeys(_TEXT, str)).fillna(dict.fromkeys(_TEXT, ""))
+    if missing := sorted({*_TEXT, "epsilon", "value", "std"} - {*numbers}):
+        raise ConfigError(str(files[name]), missing, "columns are missing")
     scale = numbers.pop("unit").map({"%": 0.01}).fillna(1.0)
     return _Paper(reference, tuple(caveats), numbers.assign(value=scale * numbers["value"], std=scale * numbers["std"]))
 

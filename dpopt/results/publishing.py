@@ -26,7 +26,7 @@ def publish(
 
     Without figures in `chosen`, a new folder gets all that the suite has something to show for, and an old one the
     figures that lie in it. `ConfigError` for a part of a suite, if nothing is finished, and unless `partial` if some
-    cell has no result; each table says how many have none.
+    cell has no result, or a run that is published in the folder now; each table says how many cells have none.
     """
     if results.part:
         raise ConfigError("publish", dict(results.part), "expected the whole suite")
@@ -36,7 +36,10 @@ def publish(
         how = "partial=true publishes what is there, and each table says so"
         raise ConfigError("suite", results.suite, f"{results.missing.partition(';')[0]}; {how}")
     folder, manifest = to / results.suite, results.manifest
-    listed = Store(to).manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
+    is_there = (folder / RUNS).exists()
+    listed = Store(to).manifest(results.suite).get("figures", []) if is_there else []
+    for name in chosen:  # refused before anything is written
+        figures.plots(plots, name)
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
     kept = dict[str, Run]()
     drawn, shown = ({*frame.get("run_id", ())} for frame in (results.every, results.selected))
@@ -44,6 +47,10 @@ def publish(
         run = results.store.run(run_id)
         record = {key: value for key, value in run.record.items() if key != "diagnostics" or run_id in shown}
         kept[run_id] = Run(record, run.ledger, run.curve if run_id in drawn else None)
+    lost = (Store(to).archive(results.suite).runs.keys() if is_there else {}) - kept.keys()
+    if lost and not partial:
+        allowed = f"{len(lost)} runs that are published have no result in {results.store.root}; partial=true drops them"
+        raise ConfigError("to", str(folder), allowed)
     # First the runs: tables that are older than these show when they are verified.
     files.write(folder / RUNS, Archive(manifest["cells"], kept).packed())
     note(folder, {**{key: value for key, value in manifest.items() if key != "cells"}, "figures": listed})

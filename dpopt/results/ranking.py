@@ -114,7 +114,7 @@ def _searches(store: Store, cells: pd.DataFrame, by: str) -> Iterator[Row]:
         if not (has_failed or is_complete) or is_blind:
             continue
         entry: Row = dict(zip([*_SEARCH, "seed"], place, strict=True)) | dict.fromkeys(["test", *_UNSCORED], math.nan)
-        entry |= {"tuning": runs[0]["tuning"], "runs": len(runs), "score": None, "failed": True}
+        entry |= {"tuning": choosing.tuning(runs), "runs": len(runs), "score": None, "failed": True}
         entry["total"] = totals.get(search, search[-1]) if by == "epsilon" else math.nan
         if is_complete:
             best = max(chosen, key=lambda run: run["selected_by"])

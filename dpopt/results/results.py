@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -54,7 +54,7 @@ def load_results(
     chosen = {"optimizers": optimizers, "epsilon": epsilon, "seeds": seeds, "workloads": workloads}
     store = Store(fields.path(results, "results"))
     part = {
-        key: tuple(value) if isinstance(value, list | tuple | set | range) else (value,)
+        key: tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
         for key, value in chosen.items()
         if value is not None
     }

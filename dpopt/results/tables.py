@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpopt import registry
 from dpopt.markup import FALLEN, fallen
 from dpopt.results import layout, pricing, statistics
-from dpopt.results.choosing import Row, grouped
+from dpopt.results.choosing import Row, grouped, tuning
 from dpopt.results.frames import GROUP
 from dpopt.results.pricing import ROUNDING
 from dpopt.results.scores import shown, without_score
@@ -70,7 +70,8 @@ def comparison(store: Store, selected: pd.DataFrame) -> pd.DataFrame:
         tests.append(pd.Series(_column(group, "test_score"), [run["seed"] for run in group]))
         rows.append(
             {
-                **{key: first[key] for key in (*GROUP, "tuning")},
+                **{key: first[key] for key in GROUP},
+                "tuning": tuning(group),
                 **_scores(group),
                 "seeds": len(group),
                 "runs": _mean(group, "runs"),

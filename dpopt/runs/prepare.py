@@ -98,17 +98,10 @@ def prepare(
     # The engine is made for the shapes of one sample; several views of a record make its loss their mean.
     batch = min(cell.batch_size, physical_batch or math.inf)
     sample = subject.sample(train, workload.transform, place)
-    if workload.multiplicity == 1:
-        seen = Multiplied(model, workload.loss, lambda x: workload.augment(workload.transform(x)))
-    else:
-        seen = multiplied(
-            model,
-            workload.loss,
-            transform=workload.transform,
-            augment=workload.augment,
-            multiplicity=workload.multiplicity,
-            dims=sample.x.ndim,
-        )
+    seen = Multiplied(model, workload.loss, lambda x: workload.augment(workload.transform(x)))
+    if workload.multiplicity > 1:
+        views = {key: getattr(workload, key) for key in ("transform", "augment", "multiplicity")}
+        seen = multiplied(model, workload.loss, **views, dims=sample.x.ndim)
         sample = subject.sample(train, seen.transform, place)
     engine = clipping.engine(seen.model, seen.loss, sample=sample, batch=batch)
     check_groups(optimizer, engine.layout)

@@ -86,7 +86,7 @@ def run_suite(
     with ExitStack() as opened:
         # Whatever can be refused is refused before anything is written.
         run = _engine(engine, suite, store, left, devices, opened) if left else None
-        for cell in left:
+        for cell in left if retry else ():
             if store.state(cell.run_id) == "failed":
                 store.forget_failure(cell.run_id)
         store.extend_suite(suite.name, planning.manifest(suite, planned))

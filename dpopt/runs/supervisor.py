@@ -92,7 +92,11 @@ class Supervisor:
                 self._stop()
             finally:  # where even stopping is interrupted
                 for slot in self.slots:
+                    is_stopped = slot.run_id and slot.processes[0].exitcode is None
                     self._kill(slot)
+                    if is_stopped:  # by no fault of the cell
+                        with suppress(OSError):
+                            uncount(self._store, slot.run_id, self._suite)
 
     def _look(self) -> None:
         """Wait for news or ends, and do what follows."""
@@ -171,8 +175,6 @@ class Supervisor:
         for slot in self.slots:
             slot.processes[0].join(max(0.0, until - time.monotonic()))
             self._read(slot)
-            if slot.run_id and slot.processes[0].exitcode is None:  # that it was stopped is not the cell's fault
-                uncount(self._store, slot.run_id)
 
     def _kill(self, slot: _Slot) -> None:
         for process in slot.processes:
@@ -201,7 +203,7 @@ def _serve(
 
     def give_back() -> None:  # that the supervisor was killed is no cell's fault
         if running[0]:
-            uncount(store, running[0])
+            uncount(store, running[0], suite)
 
     stopping.forget()  # this process was forked from one that may have been asked
     stopping.end_with(parent, give_back)

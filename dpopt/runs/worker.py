@@ -206,6 +206,9 @@ def attempt(
                     return fail(store, run_id, suite, "timeout", too_long(suite))
                 store.note_tries(run_id, *tries)
                 return "interrupted", ""
+            except KeyboardInterrupt:  # at once
+                store.note_tries(run_id, *tries)
+                raise
             except Held:
                 raise
             except Left as error:  # the note stands: a process has died
@@ -245,9 +248,10 @@ def fail(store: Store, run_id: str, suite: Keys, kind: Failure, reason: str, tra
     return "failed", reason
 
 
-def uncount(store: Store, run_id: str) -> None:
+def uncount(store: Store, run_id: str, suite: Keys) -> None:
     """Take back the note of an attempt that ended by no fault of its cell."""
-    store.note_tries(run_id, max(0, store.tries(run_id).number - 1))
+    # Of what kind earlier attempts were was noted before it began: one that the suite tries again.
+    store.note_tries(run_id, max(0, store.tries(run_id).number - 1), *suite.retry_on[:1])
 
 
 def too_long(suite: Keys) -> str:

@@ -77,6 +77,9 @@ def _check(setting: Setting, where: str) -> Selection | None:
         allowed = f"the tuning {tuning} searches nothing: leave it out, or write null over one that is inherited"
         raise ConfigError(f"{where}.grid", setting.grid, allowed)
     for key, values in setting.grid.items():
+        if key in setting.fields:
+            allowed = "the row's grid has values of it: leave one of the two out, or say `tuning: fixed`"
+            raise ConfigError(f"{where}.fields.{key}", setting.fields[key], allowed)
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}.grid.{key}", values, "expected a list of values")
     if (number := math.prod(map(len, setting.grid.values()))) > FEW:

@@ -53,7 +53,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
     Args:
         suite: a name that `dpopt list suites` shows, a path to a YAML file, or the content of one, with its name.
-        overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.lr=1e-3".
+        overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.kappa=0.5".
         values: key -> value.
 
     Raises:

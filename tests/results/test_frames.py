@@ -29,6 +29,21 @@ def test_rows_of_one_label_are_told_apart_by_accountant_and_average(maker):
     assert selected["runs"].tolist() == [1, 1]
 
 
+def test_rows_of_one_label_are_told_apart_by_the_code_that_made_them(maker):
+    maker.add("fiber", 0, 0.6, 0.5)
+    optimizer = maker.cells[-1]["cell"]["optimizer"]
+    maker.add("fiber", 0, 0.7, 0.9)
+    maker.change(optimizer=optimizer | {"revision": 2})
+    maker.add("dp_adam", 0, 0.6, 0.5)
+    maker.add("dp_adam", 0, 0.6, 0.5)
+    maker.change(kernel=2, diagnostics=True)
+    names = ["fiber (revision=1)", "fiber (revision=2)"]
+    names += [
+        f"dp_adam (diagnostics={diagnostics}, kernel={kernel})" for diagnostics, kernel in ((False, 1), (True, 2))
+    ]
+    assert frames.load(maker.done(), "made").cells["label"].tolist() == names
+
+
 def test_damaged_and_foreign_files_are_reported_and_skipped(maker):
     good, bad, unpriced = (maker.add("adadp", seed, 0.5, 0.5) for seed in range(3))
     maker.change(accountant="pdl")

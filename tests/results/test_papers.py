@@ -102,6 +102,9 @@ def test_a_key_and_a_csv_of_ones_own_are_read_at_once(matrix, tmp_path, monkeypa
     printed = capsys.readouterr().out
     assert "61.5 ± 0.5 (table 7)" in printed
     assert "Published: Mine 2026." in printed
+    folder.joinpath("mine.csv").write_text(f"# Mine 2026\n{head.replace('unit,', '')}\n")
+    with pytest.raises(ConfigError, match=r"mine\.csv: \['unit'\] .*columns are missing"):
+        papers.read("mine")
 
 
 def split(text):

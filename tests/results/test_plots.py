@@ -246,6 +246,9 @@ def test_a_new_figure_needs_no_other_edit(tmp_path):
     (tmp_path / "bad.py").write_text("NEEDS = 'records'\n")
     with pytest.raises(ConfigError, match="NEEDS"):
         figures.plots(tmp_path)
+    (tmp_path / "bad.py").write_text("NEEDS = \n")
+    with pytest.raises(ConfigError, match=r"bad\.py.* cannot be imported: SyntaxError"):
+        figures.plots(tmp_path)
     with pytest.raises(ConfigError, match="folder"):
         figures.plots(tmp_path / "nowhere")
 

@@ -169,6 +169,18 @@ def test_what_was_set_by_hand_is_shown_and_not_ranked(maker):
     assert list(averages.frame["method"]) == ["adadp", "dp_adam"]
 
 
+def test_a_row_with_one_run_that_was_set_by_hand_is_not_ranked(maker):
+    """Though it is not the first."""
+    for seed in range(3):
+        maker.add("adadp", seed, 0.5, 0.7 + 0.01 * seed)
+        maker.add("dp_adam", seed, 0.5, 0.8, tuned={"lr": 0.1}, tuning="grid")
+    maker.add("dp_adam", 2, 0.6, 0.9, tuned={"lr": 0.2}, tuning="fixed")
+    store = maker.done()
+    assert ranked(store)["rank"].fillna(-1).to_dict() == {"adadp": 1, "dp_adam": -1}
+    table = Results(store, "made").comparison.set_index("label")
+    assert table["is_reference"].to_dict() == {"adadp": False, "dp_adam": True}
+
+
 def test_the_highest_mean_is_bold_and_a_dagger_marks_what_is_not_shown_to_be_worse(maker):
     for seed, noise in enumerate((-0.02, 0.0, 0.02)):
         for label, test in (("first", 0.9), ("near", 0.89 - 2 * noise), ("far", 0.5)):

@@ -110,6 +110,19 @@ def test_a_stop_has_cells_write_checkpoints_and_costs_no_attempt(suite, store, a
     assert (store.tries(run_id).number, store.state(run_id)) == (0, "interrupted")
 
 
+def test_an_end_at_once_costs_no_attempt(suite, store, monkeypatch):
+    def full(news, boss):
+        while news.kind == "begin" and not store.tries(news.run_id).number:
+            time.sleep(0.01)
+        if news.kind == "begin":
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(worker, "train", lambda *_, **how: time.sleep(600))
+    with pytest.raises(OSError, match="the disk is full"):
+        supervised(suite, store, full)
+    assert not list(store.root.rglob("tries.json"))
+
+
 def test_workers_that_cannot_start_are_an_error_of_the_run(suite, store, monkeypatch):
     """Neither by a fork nor anew."""
     monkeypatch.setattr(supervisor, "_serve", die)

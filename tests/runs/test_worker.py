@@ -149,6 +149,21 @@ def test_the_death_of_a_process_beside_it_is_no_error_of_the_cell(suite, store, 
             assert attempt(cells[0], store, lease, often)[0] == kind
         tries.append(store.tries(run_id)[:2])
     assert tries == [(1, "failed"), (2, "died"), (2, "died")]
+    ends[run_id] = [KeyboardInterrupt]
+    with store.lease(run_id) as lease, pytest.raises(KeyboardInterrupt):
+        attempt(cells[0], store, lease, often)
+    assert store.tries(run_id)[:2] == (2, "died")
+
+
+def test_an_attempt_that_is_taken_back_leaves_those_before_it(suite, store, cells):
+    """Of a kind that the suite tries again: else the cell had failed."""
+    run_id, often = cells[0].run_id, dataclasses.replace(suite, retries=2, retry_on=("timeout",))
+    for number in (1, 2):
+        store.note_tries(run_id, number)
+    worker.uncount(store, run_id, often)
+    assert store.tries(run_id)[:2] == (1, "timeout")
+    worker.uncount(store, run_id, often)
+    assert store.tries(run_id).number == 0
 
 
 def test_a_cell_that_takes_too_long_fails_and_one_that_is_stopped_does_not(suite, store, cells, ends):

@@ -73,6 +73,20 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
         assert (tmp_path / "again" / "mixed" / path.name).read_bytes() == path.read_bytes(), "the same bytes each time"
 
 
+def test_published_runs_are_dropped_only_where_that_is_said(mixed, tmp_path):
+    shutil.copytree(mixed / "published", tmp_path / "published")
+    one = load_suite(mixed / "mixed.yaml", ["optimizers=[hyfreedp]"])
+    run_suite(one, tmp_path / "results", progress=False)
+    results, plots = Results(Store(tmp_path / "results"), "mixed"), mixed / "plots"
+    for chosen, message in (((), "1 runs that are published have no result in"), (["bars"], "figure: 'bars'")):
+        with pytest.raises(ConfigError, match=message):
+            publish(results, tmp_path / "published", plots, chosen)
+    for path in (mixed / "published" / "mixed").iterdir():
+        assert (tmp_path / "published" / "mixed" / path.name).read_bytes() == path.read_bytes()
+    publish(results, tmp_path / "published", plots, partial=True)
+    assert len(Store(tmp_path / "published").archive("mixed").runs) == 1
+
+
 def test_nothing_is_written_among_published_suites(mixed):
     published = Store(mixed / "published")
     for write in (published.check_writable, lambda: published.write(published.root / "mixed" / "page.html", "")):

@@ -32,6 +32,7 @@ BAD_OVERRIDES = [
     ("settings.dp_sgd.grid.lr=[1,1.0]", r"dp_sgd\.grid\.lr: .* repeated"),
     ("workloads=[digits_mlp,{name: digits_mlp, hidden: 64}]", "workloads: .* repeated"),
     ("settings.dp_sgd.fields={name: x}", r"dp_sgd\.name"),
+    ("settings.dp_adam.fields.lr=0.3", r"dp_adam\.fields\.lr: 0\.3 .* the row's grid has values of it"),
     ("settings.dp_adam.grd=3", "did you mean 'grid'"),
     ("settings.dp_adam.tuning=self", "fixed"),
     ("settings.hyfreedp.tuning=grid", "expected field -> values"),
