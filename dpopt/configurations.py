@@ -69,6 +69,12 @@ def composed(
     return {str(key): value for key, value in values.items()}
 
 
+def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` on top of `below`: mappings in both are joined, other values replaced."""
+    both = [key for key in above if isinstance(above[key], Mapping) and isinstance(below.get(key), Mapping)]
+    return {**below, **above, **{key: joined(below[key], above[key]) for key in both}}
+
+
 def _layered(file: Path, content: Mapping[str, Any] | None, below: tuple[str, ...] = ()) -> DictConfig:
     """A file on top of those that it begins with; `below` are the files that begin with it."""
     if file.stem in below:

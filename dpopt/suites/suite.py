@@ -54,7 +54,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
     Args:
         suite: a name that `dpopt list suites` shows, a path to a YAML file, or the content of one, with its name.
         overrides: as on the command line, such as "seeds=[0]" or "settings.fiber.fields.kappa=0.5".
-        values: key -> value.
+        values: key -> value; a mapping such as `settings` is joined with the suite's, as by an override.
 
     Raises:
         ConfigError: no such suite, or something in it cannot be used.
@@ -81,7 +81,7 @@ def load_suite(suite: str | Path | Mapping[str, Any], overrides: Sequence[str] =
         value = configurations.plain(value, key)
         configurations.check_values(value, key)
         is_added = key in OPEN_KEYS and isinstance(value, dict)
-        content[key] = {**(content[key] or {}), **value} if is_added else value
+        content[key] = configurations.joined(content[key] or {}, value) if is_added else value
     if any(isinstance(label, Mapping) for label in fields.listed(content["optimizers"])):
         allowed = "expected names; put what differs from the defaults into `settings`"
         raise ConfigError(f"{path.stem}.optimizers", content["optimizers"], allowed)

@@ -52,6 +52,12 @@ BAD_OVERRIDES = [
 ]
 
 
+def test_a_value_in_python_is_what_an_override_is():
+    values = {"settings": {"dp_adam": {"average": 0.9, "fields": {"clip": {"rule": "abadi"}}}}}
+    words = ["settings.dp_adam.average=0.9", "settings.dp_adam.fields.clip={rule: abadi}"]
+    assert load_suite("quickstart", **values).settings == load_suite("quickstart", words).settings
+
+
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES, ids=[o for o, _ in BAD_OVERRIDES])
 def test_bad_overrides_name_the_field(override, message):
     with pytest.raises(ConfigError, match=message):
