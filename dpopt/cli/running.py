@@ -193,7 +193,7 @@ class Cancel(OfSuite):
             raise ConfigError("cancel", dict(results.part), "expected the whole suite")
         results.store.check_writable()
         results.store.cancel(results.suite)
-        OUT.print(f"asked; `dpopt run suite={results.suite}` goes on")
+        OUT.print("asked; the same `dpopt run` goes on")
 
 
 def bench(overrides: Sequence[str]) -> None:
