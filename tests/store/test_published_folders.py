@@ -57,6 +57,7 @@ def test_the_same_is_read_of_both(mixed, tmp_path):
         assert published.state(entry["run_id"]) == store.state(entry["run_id"])
     selected = set(Results(store, "mixed").every["run_id"])
     for run_id in store.run_ids():
+        assert Store(published.root).is_settled(run_id), "one that has read nothing yet"
         run = store.run(run_id)
         assert store.place(run_id) == str(store.folder(run_id) / "run.json")
         assert published.place(run_id) == f"{mixed / 'published' / 'mixed' / manifests.RUNS}, {run_id}"
