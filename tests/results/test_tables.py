@@ -91,6 +91,7 @@ def test_epsilons_of_a_column_have_one_number_of_decimals_and_are_never_below_wh
     assert [*map(text, values)] == ["0.396", "1.176", "2.000", "18.301", "∞"]
     assert [*map(tables.uppers([1.0, 2.99951, 8.0, 1914.2]), (1.0, 2.99951, 8.0, 1914.2))] == ["1", "3", "8", "1920"]
     assert tables.uppers([2e-5, 3.0])(2e-5) == tables.upper(2e-5), "many decimals would hide what is small"
+    assert tables.uppers([0.0, 0.3951])(0.0) == "0.000", "zero is not small"
 
 
 def test_the_limit_names_all_numbers_of_seeds():
