@@ -68,7 +68,9 @@ def test_latex_of_three_data_sets(paper, capsys):
         *2 * [r"71.0 $\pm$ 1.0"], *2 * [r"73.0 $\pm$ 1.0"], *2 * [r"75.0 $\pm$ 1.0"]
     ]  # fmt: skip
     assert r"\multicolumn{7}{l}{\textit{for reference}} \\" in body.splitlines()[-2]
-    assert len(re.search(r"\\caption\{(.*)\}\n", text)[1].split()) <= 40
+    caption = re.search(r"\\caption\{(.*)\}\n", text)[1]
+    assert caption.startswith("Test accuracy (")
+    assert len(caption.split()) <= 40
     csv = layout_of(paper, "csv", capsys)
     assert "sign_descent" in csv, "code reads labels"
     assert "| Sign & descent  " in layout_of(paper, "markdown", capsys)

@@ -125,6 +125,12 @@ def test_a_claim_that_is_wrong_alone_is_found(store, label, number):
     assert found(store, "small")[0].startswith(f"{record['run_id']}: epsilon")
 
 
+def test_an_accuracy_is_a_whole_number_of_records_and_that_of_its_bits(store):
+    record = store.record(run_of(store, "composed"))
+    rewrite(store, record["run_id"], test_accuracy=0.98 * record["test_accuracy"])
+    assert sum("test records that are right: claimed" in line for line in found(store, "small")) == 2
+
+
 def test_texts_are_held_to_it_too(store):
     record = store.record(run_of(store, "hyfreedp"))
     record["cell"]["seed"] = 1
