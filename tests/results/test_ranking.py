@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from intervals import student
+from stored import rewrite
 
 from dpopt.cli import main
 from dpopt.errors import ConfigError
@@ -212,6 +214,15 @@ def test_an_interval_of_a_difference_ends_where_scores_end(maker):
         maker.add("second", seed, 0.5, low)
     row = ranked(maker.done()).loc["second"]
     assert row["low"] == -1 < row["difference"] < row["high"]
+
+
+def test_an_interval_of_a_score_without_ends_has_none(maker):
+    for seed, low in enumerate((-2.0, -2.5, -3.5)):
+        for label, value in (("first", -1.0), ("second", low)):
+            scores = {"test_log_likelihood": value, "validation_log_likelihood": value}
+            rewrite(maker.store, maker.add(label, seed, 0.5, 0.5), score="log_likelihood", **scores)
+    row = ranked(maker.done()).loc["second"]
+    assert [row["low"], row["high"]] == pytest.approx(student([-1.0, -1.5, -2.5]))
 
 
 def test_a_method_without_a_score_is_below_all_that_have_one(maker):
