@@ -38,7 +38,10 @@ from rich.progress import track
 
 T, R = TypeVar("T"), TypeVar("R")
 ROOT = Path(__file__).parents[2]
-APART = {"privacy/data.py": ["tests/privacy/test_distributed.py"]}
+APART = {
+    "privacy/data.py": ["tests/privacy/test_distributed.py"],
+    "runs/worker.py": ["tests/runs/test_supervisor.py"],
+}
 """Module -> tests that call it in processes of their own, where it is not seen; they come last."""
 
 
