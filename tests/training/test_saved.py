@@ -203,6 +203,7 @@ def test_the_card_is_one_of_the_hub_and_may_be_edited(trained, folder):
     card = ModelCard.load(folder / "README.md")
     assert card.data.to_dict() == {"library_name": "dpopt", "tags": ["differential-privacy"]}
     assert str(dpopt.load(folder).statement()) in card.text
+    assert f"A `{Tied.__module__}.Tied` that was trained" in card.text
     (folder / "README.md").write_text("mine")
     assert dpopt.load(folder).record["status"] == "done"
 
