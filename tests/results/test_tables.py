@@ -112,6 +112,16 @@ def test_one_seed_has_no_spread_and_nothing_is_an_empty_table(maker):
     assert "no finished rows" in tables.as_table(empty, "made").markdown
 
 
+def test_a_method_without_privacy_is_for_no_reference_in_a_wide_table(maker, capsys):
+    for seed in range(3):
+        maker.add("dp_adam", seed, 0.5, 0.6 + 0.01 * seed)
+        maker.add("adam_nonprivate", seed, 0.5, 0.9, epsilon=math.inf, tuned={"lr": 0.1}, tuning="fixed")
+    assert main(["table", "suite=made", f"results={maker.done().root}", "layout=wide", "format=latex"]) == 0
+    printed = capsys.readouterr().out
+    assert "90.0" in printed
+    assert "for reference" not in printed
+
+
 def test_reading_results_does_not_import_torch(matrix):
     code = (
         "import sys; from dpopt.cli import main; "
