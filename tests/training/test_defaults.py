@@ -74,6 +74,7 @@ def test_tables_count_the_seeds_whose_rate_fell():
     assert tables._fallen(runs).startswith("In 2 of 3 seeds the learning rate ended more than 10 times below")
     assert tables._fallen([run | {"noise_losses": math.nan} for run in runs]) == ""
     assert tables._fallen([{"lr": run["lr"], "noise_losses": 8.0} for run in runs]) == ""
+    assert tables._fallen([{"lr": 1.0, "noise_losses": 8.0, "eta": 0.1}]) == "", "no more than 10 times"
 
 
 def test_what_to_say_in_place_of_an_argument_is_for_fit_alone():
