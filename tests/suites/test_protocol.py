@@ -36,7 +36,10 @@ BROKEN = [
         {"settings": {"dp_adam": COMPOSED | {"seeds": [0]}}},
         ["1 seed, expected 5 (10 where a cell takes seconds): dp_adam"],
     ),
-    ({"settings": {"hyfreedp": {"fields": {}}}}, ["clip rules differ: abadi: dp_sgd, dp_adam; automatic: hyfreedp"]),
+    (
+        {"settings": {"hyfreedp": {"fields": {"clip": "automatic"}}}},
+        ["clip rules differ: abadi: dp_sgd, dp_adam; automatic: hyfreedp"],
+    ),
     (
         {"settings": {"dp_adam": COMPOSED | {"grid": {"lr": [0.1, 0.2]}}}},
         ["searches differ in their runs: 2: dp_adam; 5: dp_sgd"],
