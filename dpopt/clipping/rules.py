@@ -137,14 +137,16 @@ class ByGroup(Checked):
     def partition(self, layout: Layout, where: str = "clip") -> tuple[int, ...]:
         """The group of each parameter, from 0; ConfigError if an alternative finds no text in any name."""
 
-        def found(expression: str) -> list[str]:
+        def texts(expression: str) -> list[str]:
             return [(re.search(expression, part.name) or [""])[0] for part in layout]
 
-        keys = [part.layer for part in layout] if self.groups is None else found(self.groups)
-        for text in [] if self.groups is None else _alternatives(self.groups):
-            if not any(found(text)):
-                allowed = f"{text!r} finds no text in a parameter's name among {', '.join(p.name for p in layout)}"
-                raise ConfigError(f"{where}.groups", self.groups, allowed)
+        keys = [part.layer for part in layout]
+        if self.groups is not None:
+            keys = texts(self.groups)
+            for each in _alternatives(self.groups):
+                if not any(texts(each)):
+                    allowed = f"{each!r} finds no text in a parameter's name among {', '.join(p.name for p in layout)}"
+                    raise ConfigError(f"{where}.groups", self.groups, allowed)
         return tuple(map(list(dict.fromkeys(keys)).index, keys))
 
 

@@ -52,7 +52,7 @@ def _apart(
 
 
 _OF_A_ROW = {"accountant": "", "average": 0.0, "diagnostics": False, "kernel": 1}
-"""What tells rows of one label from each other, beside the revision of the optimizer, and its value by default."""
+"""Fields of a cell, with defaults, that make rows of their own within a label; the revision of its optimizer does too."""
 
 
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:

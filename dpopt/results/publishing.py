@@ -36,8 +36,8 @@ def publish(
         how = "partial=true publishes what is there, and each table says so"
         raise ConfigError("suite", results.suite, f"{results.missing.partition(';')[0]}; {how}")
     folder, manifest = to / results.suite, results.manifest
-    is_there = (folder / RUNS).exists()
-    listed = Store(to).manifest(results.suite).get("figures", []) if is_there else []
+    before = Store(to)
+    listed = before.manifest(results.suite).get("figures", []) if (folder / RUNS).exists() else []
     for name in chosen:  # refused before anything is written
         figures.plots(plots, name)
     # Curves and diagnostics are most of a run, and figures show those of selected runs alone.
@@ -47,7 +47,7 @@ def publish(
         run = results.store.run(run_id)
         record = {key: value for key, value in run.record.items() if key != "diagnostics" or run_id in shown}
         kept[run_id] = Run(record, run.ledger, run.curve if run_id in drawn else None)
-    lost = (Store(to).archive(results.suite).runs.keys() if is_there else {}) - kept.keys()
+    lost = before.archive(results.suite).runs.keys() - kept.keys()
     if lost and not partial:
         allowed = f"{len(lost)} runs that are published have no result in {results.store.root}; partial=true drops them"
         raise ConfigError("to", str(folder), allowed)

@@ -98,10 +98,10 @@ class Tests:
         digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in self._files.items()}
         return sorted(name for name in digests if self._kept.get(name, {}).get("digest") != digests[name])
 
-    def keep(self, name: str, found: trial.Outcome) -> None:
+    def keep(self, name: str, outcome: trial.Outcome) -> None:
         """Note what each test of a file calls."""
         digest = hashlib.sha256(self._files[name].read_bytes()).hexdigest()
-        self._kept[name] = {"digest": digest, "tests": {test: list(seen) for test, seen in found.seen.items()}}
+        self._kept[name] = {"digest": digest, "tests": {test: list(seen) for test, seen in outcome.seen.items()}}
 
     def has(self, test: str) -> bool:
         """True if there is a test of this name."""
@@ -222,11 +222,11 @@ def main(arguments: list[str]) -> int:
         tests = Tests(kept["tests"], trees[0], target.folders)
         changed = tests.unknown()
         learned = _each(lambda name, tree: trial.outcome([name], tree, 3600, is_watched=True), changed, trees)
-        for name, found in track(learned, "what tests call", total=len(changed), console=console):
-            if found.failed:
-                console.print(f"[red]error:[/red] fails as it is: {found.failed}")
+        for name, outcome in track(learned, "what tests call", total=len(changed), console=console):
+            if outcome.failed:
+                console.print(f"[red]error:[/red] fails as it is: {outcome.failed}")
             else:
-                tests.keep(name, found)
+                tests.keep(name, outcome)
                 file.write_text(json.dumps(kept, indent=1))
         if tests.unknown():
             return 2

@@ -38,9 +38,7 @@ def test_rows_of_one_label_are_told_apart_by_the_code_that_made_them(maker):
     maker.add("dp_adam", 0, 0.6, 0.5)
     maker.change(kernel=2, diagnostics=True)
     names = ["fiber (revision=1)", "fiber (revision=2)"]
-    names += [
-        f"dp_adam (diagnostics={diagnostics}, kernel={kernel})" for diagnostics, kernel in ((False, 1), (True, 2))
-    ]
+    names += [f"dp_adam (diagnostics={flag}, kernel={kernel})" for flag, kernel in ((False, 1), (True, 2))]
     assert frames.load(maker.done(), "made").cells["label"].tolist() == names
 
 
