@@ -52,7 +52,7 @@ def _apart(
 
 
 _OF_A_ROW = {"accountant": "", "average": 0.0, "diagnostics": False, "kernel": 1}
-"""Fields of a cell, with defaults, that make rows of their own within a label; the revision of its optimizer does too."""
+"""Fields of a cell, with defaults, that make rows of their own within a label, as its optimizer's revision does."""
 
 
 def row_names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
