@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import dpopt
 from dpopt.cli import main
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.suites.suite import suite_files
 from dpopt.training import trial
@@ -325,7 +326,8 @@ def test_what_the_trial_looks_at_is_left_as_it_was():
             return self.dropout(self.linear(x))
 
     model, data = Counting().eval(), Split(*oddities.records())
-    subject = Subject(model, oddities.loss, data, {}, lambda x: x, Layout(torch.float32), torch.device("cpu"))
+    layout, device = Layout(torch.float32), torch.device("cpu")
+    subject = Subject(model, oddities.loss, data, {}, lambda x: x, layout, device, State(model))
     before = torch.get_rng_state()
     trial.try_model(subject)
     assert model.seen == 0

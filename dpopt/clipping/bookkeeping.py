@@ -31,6 +31,7 @@ from dpopt.clipping.flat import (
 )
 from dpopt.clipping.losses import Loss
 from dpopt.clipping.mixing import Unsupported, in_turn
+from dpopt.clipping.state import State
 from dpopt.types import Number, Vector
 
 _REENTRANT = (
@@ -53,8 +54,8 @@ class BookkeepingEngine(FlatModel):
     name = "bookkeeping"
     sees_batches = True
 
-    def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
-        super().__init__(model, loss)
+    def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32", state: State | None = None) -> None:
+        super().__init__(model, loss, state)
         self._is_bfloat16 = precision == "bfloat16"
         self._parameters = list(self.trained.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
@@ -62,10 +63,6 @@ class BookkeepingEngine(FlatModel):
         # Each backward pass frees much memory, and asking the system for it again costs page faults.
         if self._parameters[0].device.type == "cpu":
             _keep_freed_memory()
-
-    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        with self.at(theta):
-            return self._output(x)
 
     def _per_example(
         self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
@@ -119,7 +116,7 @@ class BookkeepingEngine(FlatModel):
                 waiting.append((use, gradient))
 
         with _Recorder(self._layers, examples, receive) as recorder, torch.enable_grad():
-            losses = self.loss(self._output(x), y)
+            losses = self.loss(self.run(x), y)
             recorder.is_recording = False
             if recorder.hidden:
                 self.hint = f"; {recorder.hidden} ran without gradients: {_REENTRANT}"
@@ -171,7 +168,7 @@ class BookkeepingEngine(FlatModel):
         finally:
             self._is_bfloat16 = precision
 
-    def _output(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._is_bfloat16):
             output = self.model(x)
         return output.float() if self._is_bfloat16 else output

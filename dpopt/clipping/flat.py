@@ -6,9 +6,9 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -16,14 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpopt.clipping import layers, mixing
+from dpopt.clipping import evaluation, layers, mixing
+from dpopt.clipping.evaluation import Way, tensors_of
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
 from dpopt.clipping.rules import Bounded, ByGroup, factors
+from dpopt.clipping.state import State
+from dpopt.errors import ConfigError
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
 _COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
+_ALONE = 16
+"""Records of a batch that are run alone where `vmap` does not show the same outputs."""
 _GROSS = 0.05
 """The largest relative error there, also in bfloat16; `verify` compares to more digits."""
 
@@ -50,10 +55,14 @@ class ClippingEngine(Protocol):
     Attributes:
         dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
         layout: their names and shapes; empty where there is no model.
+        way: how `outputs` runs the model.
+        state: to be entered around whatever is run with the model, such as a loss of its outputs.
     """
 
     dimension: int
     layout: Layout = ()
+    way: Way = "batch"
+    state: AbstractContextManager[None] = nullcontext()
 
     @property
     def theta(self) -> Vector:
@@ -113,6 +122,7 @@ class Delegate(ClippingEngine):
 
     def __init__(self, engine: ClippingEngine) -> None:
         self._engine, self.dimension, self.layout = engine, engine.dimension, engine.layout
+        self.way, self.state = engine.way, engine.state
 
     @property
     def theta(self) -> Vector:
@@ -165,6 +175,7 @@ class FlatModel(ClippingEngine):
         must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
         sees_batches: runs the model on a whole batch, and draws the random numbers that a plain pass over it draws.
         hint: what is likely to be wrong where autograd has other gradients.
+        state: what the model and the loss keep in Python, which each pass leaves as it was.
         trained: the trained parameters by name.
         example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
@@ -174,8 +185,11 @@ class FlatModel(ClippingEngine):
     sees_batches = False
     hint = ""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    state: State
+
+    def __init__(self, model: nn.Module, loss: Loss, state: State | None = None) -> None:
         self.model, self.loss = model, by_record(loss)
+        self.state = state or State(model, loss=None if self.loss.is_trusted else self.loss.function)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]
@@ -219,13 +233,25 @@ class FlatModel(ClippingEngine):
         with self.running():
             return self._outputs(theta.detach(), x.detach())
 
+    def _outputs(self, theta: Vector, x: Tensor) -> Any:
+        parts = self.split(theta)
+        # By `functional_call` all is as in a pass under `vmap`; a plain pass leaves hooks and in-place changes alone.
+        if self.way == "vmap":
+            return evaluation.outputs(partial(self.call, parts), x, self.way)
+        with self.at(theta):
+            return evaluation.outputs(self.output, x, self.way)
+
     @torch.no_grad()
     def losses(self, points: Sequence[Vector], x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         if not len(x):
             return points[0].new_zeros(len(points), 0)
         x, y = x.detach(), y.detach()
         with self.running():
-            return torch.stack([self._losses(theta.detach(), x, y) for theta in in_turn(points, x.device)])
+            each = []
+            for theta in in_turn(points, x.device):
+                with self.state:
+                    each.append(self._losses(theta.detach(), x, y))
+            return torch.stack(each)
 
     @torch.no_grad()
     def clipped(
@@ -255,11 +281,15 @@ class FlatModel(ClippingEngine):
         with self.running():
             layers.refuse_unsafe(self.model)
         try:
-            with mixing.trial(self.model), mixing.constant_buffers(self.model), self.loss.fixed_numbers():
+            extremes = self.takes_extremes(x, y)
+            with mixing.trial(self.state), self.loss.fixed_numbers():
                 # Beside the present parameters no initial zero hides a dependence.
                 self.load(mixing.beside(self.split(self.theta)))
                 self.compare_in_training(x[:_COMPARED], y[:_COMPARED])
-                self.must_not_mix(self.losses_and_norms, x, y, self.takes_extremes(x, y))
+                self.must_not_mix(self.losses_and_norms, x, y, extremes)
+                if self.sees_batches:
+                    self.must_be_alone(x, y)
+                self.state.must_keep_buffers()
         except Unsupported as error:
             raise Unsupported(error.reason, self.name) from error
         self._examined = len(x)
@@ -273,7 +303,7 @@ class FlatModel(ClippingEngine):
         next(again)
         parts = [(x, y)] if self.sees_batches else zip(x.split(1), y.split(1), strict=True)
         with self.running(), torch.enable_grad():
-            losses, is_random = watch_generators(lambda: [self.loss(self._output(x), y) for x, y in parts], x.device)
+            losses, is_random = watch_generators(lambda: [self.loss(self.output(x), y) for x, y in parts], x.device)
             alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in torch.cat(losses)])
         next(again)
         # Other random numbers than a plain pass draws: there is nothing to compare.
@@ -291,6 +321,42 @@ class FlatModel(ClippingEngine):
         if not bool(off.norm() <= _GROSS * ours.norms[is_finite].sum() + slack):
             raise Unsupported("in training the gradients of a batch are not those that autograd finds" + self.hint)
 
+    def must_be_alone(self, x: Tensor, y: Tensor) -> None:
+        """Raise `Unsupported` if a record's outputs, or gradient norm, in the batch are not those of it alone.
+
+        All outputs are compared with those under `vmap`. Where these differ, some records decide, each run alone.
+        """
+        quiet = mixing.repeatable(self.model, lambda: self.outputs(self.theta, x[:2]), x.device)
+        with self.exact(), quiet, self.running():
+            with suppress(Exception):  # `vmap` cannot follow every model
+                mapped = evaluation.outputs(partial(self.call, self.split(self.theta)), x, "vmap")
+                pairs = zip(tensors_of(self.output(x)), tensors_of(mapped), strict=True)
+                if not any(bool(mixing.apart(*pair).any()) for pair in pairs):
+                    return
+            # In float64 no rounding hides a dependence, nor looks like one.
+            for dtype in (torch.float64, None):
+                try:
+                    with mixing.trial(self.state, dtype):
+                        self._some_must_be_alone(mixing.cast(x, dtype), mixing.cast(y, dtype))
+                    return
+                except ConfigError:
+                    raise
+                except Exception:
+                    if dtype is None:
+                        raise
+
+    def _some_must_be_alone(self, x: Tensor, y: Tensor) -> None:
+        # Evenly spaced, as the first ones of a sorted batch can all be of one kind.
+        rows = torch.linspace(0, len(x) - 1, _ALONE).long().unique().tolist()
+        if others := mixing.have_company(self.output, x, rows):
+            name = mixing.first_apart(self.model, self.output, x, others[0])
+            raise Unsupported(f"what {name} makes of an example depends on the others of its batch")
+        few = rows[:: max(1, len(rows) // _COMPARED)]
+        norms = self.losses_and_norms(x, y)[1][few]
+        alone = torch.cat([self.losses_and_norms(x[i : i + 1], y[i : i + 1])[1] for i in few])
+        if mixing.apart(norms, alone).any():
+            raise Unsupported("the gradient norm of an example depends on the others of its batch")
+
     def must_not_mix(
         self, find: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor, extremes: bool
     ) -> int:
@@ -301,8 +367,7 @@ class FlatModel(ClippingEngine):
             next(again)
             return find(x, y[torch.arange(len(x), device=y.device) % len(y)])
 
-        with mixing.constant_buffers(self.model):
-            return mixing.must_not_mix(run, x, extremes)
+        return mixing.must_not_mix(run, x, extremes)
 
     def losses_and_norms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         each = self.per_example([(1.0, self.theta)], x, y)
@@ -312,7 +377,7 @@ class FlatModel(ClippingEngine):
         """True if the model and the loss accept records unlike x, y, see `mixing.takes_extremes`."""
         if self._takes_extremes is None:
             with self.running():
-                self._takes_extremes = mixing.takes_extremes(self.model, self.loss, x, y)
+                self._takes_extremes = mixing.takes_extremes(self.state, self.model, self.loss, x, y)
         return self._takes_extremes
 
     def per_example(self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None = None) -> PerExample:
@@ -337,20 +402,22 @@ class FlatModel(ClippingEngine):
 
     @contextmanager
     def at(self, theta: Vector) -> Iterator[None]:
-        """The model's trained parameters are views into `theta` for a while."""
+        """One pass, in which the model's trained parameters are views into `theta`."""
         kept = [p.data for p in self.trained.values()]
         try:
             for parameter, part in zip(self.trained.values(), self.split(theta.detach()), strict=True):
                 parameter.data = part
-            yield
+            with self.state:
+                yield
         finally:
             for parameter, data in zip(self.trained.values(), kept, strict=True):
                 parameter.data = data
 
     def call(self, parts: Sequence[Tensor], x: Tensor) -> Any:
-        """The model's outputs where `parts` are its trained parameters, by `torch.func`."""
+        """The model's outputs where `parts` are its trained parameters, by `torch.func`; one pass."""
         parameters = {name: parts[number] for name, number in self._places.items()}
-        return functional_call(self.model, parameters, (x,), tie_weights=False)
+        with self.state:
+            return functional_call(self.model, parameters, (x,), tie_weights=False)
 
     def split(self, theta: Vector) -> list[Tensor]:
         parts = torch.split_with_sizes(theta, self._sizes)
@@ -359,11 +426,14 @@ class FlatModel(ClippingEngine):
     def _most_examples(self) -> int:
         raise NotImplementedError
 
-    def _output(self, x: Tensor) -> Tensor:
-        return self.model(x)
+    def output(self, x: Tensor) -> Any:
+        """The model's outputs for records x, by one plain pass."""
+        with self.state:
+            return self.run(x)
 
-    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    def run(self, x: Tensor) -> Any:
+        """The same within a pass."""
+        return self.model(x)
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self._outputs(theta, x), y)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 from torch._functorch import vmap as functorch
 
 from dpopt.clipping import mixing
+from dpopt.clipping.evaluation import mapped, tensors_of
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class RecordLoss:
 
         It is not asked anew for each batch: a codebook [16, d] has as many rows as a batch of 16 records.
         """
-        two, three = (_tensors(model(x.repeat(n, *[1] * (x.ndim - 1)))) for n in (2, 3))
+        two, three = (tensors_of(model(x.repeat(n, *[1] * (x.ndim - 1)))) for n in (2, 3))
         if len(two) == len(three):
             self.has_rows = [a.ndim > 0 and (len(a), len(b)) == (2, 3) for a, b in zip(two, three, strict=True)]
 
@@ -108,7 +109,7 @@ class RecordLoss:
 
         Raises ConfigError where a tensor that is to have a row for each record has another number of rows.
         """
-        parts = _tensors(output)
+        parts = tensors_of(output)
         are_rows = [part.ndim > 0 and len(part) == count for part in parts]
         marks = [True] if isinstance(output, Tensor) else are_rows if self.has_rows is None else self.has_rows
         if len(marks) != len(parts) or any(mark and not is_row for mark, is_row in zip(marks, are_rows, strict=True)):
@@ -119,7 +120,7 @@ class RecordLoss:
     def rows_of(self, output: Any, which: Any, count: int) -> Any:
         """Copies of some rows of outputs of `count` records, as a loss may work in place; other tensors are whole."""
         marks = iter(self._row_marks(output, count))
-        return _mapped(lambda part: (part[which] if next(marks) else part).clone(), output)
+        return mapped(lambda part: (part[which] if next(marks) else part).clone(), output)
 
     def _by_vmap(self, output: Any, target: Tensor, marks: list[bool]) -> Tensor:
         if self.needs_loop is None:
@@ -132,7 +133,7 @@ class RecordLoss:
             return _steps._add_batch_dim(part.unsqueeze(1), 0, level) if next(left) else part
 
         try:
-            one = _mapped(shown, output)
+            one = mapped(shown, output)
             return _steps._remove_batch_dim(self._value(one, shown(target)), level, count, 0)
         finally:
             _steps._vmap_decrement_nesting()
@@ -179,51 +180,29 @@ def named(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        items = [_mapped(change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        new = copy.copy(value)
-        new.update((key, _mapped(change, item)) for key, item in value.items())
-        return new
-    attributes = [*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())]
-    if attributes:
-        new = copy.copy(value)
-        for name in attributes:  # past the `__setattr__` of a frozen dataclass
-            object.__setattr__(new, name, _mapped(change, getattr(value, name)))
-        return new
-    return value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    parts: list[Tensor] = []
-    _mapped(parts.append, value)
-    return parts
-
-
-def check_loss(model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None) -> None:
+def check_loss(
+    state: State, model: nn.Module, loss: RecordLoss, x: Tensor, y: Tensor, batch: float | None = None
+) -> None:
     """Refuse a loss whose values for the records of a batch are not those for each of them alone (ConfigError).
 
-    It is tried on outputs of `model` for some records x, y, at best with targets of each kind, and refused too where it
-    keeps state, fails for one record, or is not finite for some records alone.
+    It is tried on outputs of `model`, that of `state`, for some records x, y, at best with targets of each kind, and
+    refused too where it keeps state, fails for one record, or is not finite for some records alone.
     """
     is_finite = torch.stack([part.isfinite().reshape(len(x), -1).all(1) for part in (x, y)]).all(0)  # not bad records
     x, y = x[is_finite], y[is_finite]
     # A batch loss does no harm, as engines show it single records, but is not what its author wrote.
     if loss.is_trusted or not len(x):
         return
-    with mixing.trial(model), torch.no_grad():
+    with mixing.trial(state), torch.no_grad():
         for is_beside in (False, True):  # beside the parameters no initial zero hides a factor
             for p in model.eval().parameters():
                 if is_beside and p.requires_grad:
                     p.copy_(mixing.beside([p]).view_as(p))
             try:
-                room = _TRIED // max(1, sum(part.numel() for part in _tensors(model(x[:1]))))
-                output, target = model(x[: max(2, room)]), y[: max(2, room)]
-                loss.learn_rows(model, x[:1])
+                with state:
+                    room = _TRIED // max(1, sum(part.numel() for part in tensors_of(model(x[:1]))))
+                    output, target = model(x[: max(2, room)]), y[: max(2, room)]
+                    loss.learn_rows(model, x[:1])
             except Exception:  # an engine says what the model fails with
                 return
             output, target = loss.rows(output, target)
@@ -242,7 +221,7 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
     few = min(size, _SHOWN)
 
     def values(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        together = loss.function(_mapped(Tensor.clone, output), target.clone())
+        together = loss.function(mapped(Tensor.clone, output), target.clone())
         if tuple(together.shape) != (size,):
             raise ConfigError("loss", f"shape {tuple(together.shape)}", f"expected one loss per example, ({size},)")
         alone = loss.each(loss.rows_of(output, slice(few), size), target[:few].clone())
@@ -251,7 +230,7 @@ def _must_be_alike(loss: RecordLoss, output: Any, target: Tensor, size: int, is_
         return together[:few], alone, torch.cat([*backwards, alone[len(parts) :]])
 
     try:
-        exact = _mapped(_doubled, output), _doubled(target)
+        exact = mapped(_doubled, output), _doubled(target)
         try:
             together, alone, backwards = values(*exact)
         except Exception:  # it may hold weights of the model's type
@@ -295,7 +274,7 @@ def _is_rounded(loss: RecordLoss, output: Any, target: Tensor) -> bool:
         return part + 1e-12 * steps * part.abs().clamp(min=1) if part.is_floating_point() else part
 
     # A loss that casts to float32 would be refused for its rounding otherwise.
-    changed = loss.function(_mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
+    changed = loss.function(mapped(nearby, output), target.clone()) != loss.function(output, target.clone())
     return int(changed.sum()) < 2
 
 
@@ -309,7 +288,7 @@ def _seeded(device: torch.device) -> Iterator[None]:
 def _at_seed(loss: RecordLoss, output: Any, target: Tensor) -> tuple[Tensor, bool]:
     """The losses at one state of the random generators, and True if they depend on it."""
     with _seeded(target.device):
-        call = partial(loss.function, _mapped(Tensor.clone, output), target.clone())
+        call = partial(loss.function, mapped(Tensor.clone, output), target.clone())
         return mixing.watch_generators(call, target.device)
 
 

@@ -5,20 +5,26 @@ on it, and whether that is so cannot be read off a model. So rows are replaced: 
 infinity and by not-a-number, which no mean, maximum or sum over the batch survives. All rows that are left must have
 the same losses, bit for bit, and the same norms of gradients. Integers are replaced by the least, the largest and any
 others of those that the batch holds at the same place. Targets stay: a loss sees one record at a time (`losses`).
+
+A switch that one kind of record throws need not show so. So records in a batch are compared with the same ones alone
+too, made-up ones of all sizes and those of a batch of training, and `joins` looks at operations.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import repeat
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from dpopt.clipping.evaluation import tensors_of
+from dpopt.clipping.state import State, same
 from dpopt.errors import ConfigError, cut
 from dpopt.types import Vector
 
@@ -30,6 +36,8 @@ _Find = Callable[[Tensor], tuple[Tensor, ...]]
 _EXTREMES = (1e4, math.inf, math.nan)
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2}
 """The most that numbers of a type may differ that are computed in another order; 0.05 for types with fewer digits."""
+_SCALES = (-3.0, 4.0)
+"""Powers of ten between which the sizes of made-up records lie."""
 
 
 class Unsupported(ConfigError):
@@ -49,17 +57,15 @@ class Unsupported(ConfigError):
 
 
 @contextmanager
-def trial(model: nn.Module, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Iterator[None]:
-    """A model to be tried out: afterwards it is as it was, bit for bit, and so are the random generators.
+def trial(state: State, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Iterator[None]:
+    """The model of `state` to be tried out: afterwards all is as it was, bit for bit, and so are random generators.
 
     Meanwhile its parameters, its buffers and the tensors among its attributes are copies, those of real numbers of type
-    `dtype`, all on `device`. What it keeps elsewhere (in a list of tensors, in a module of Python) is not looked at.
+    `dtype`, all on `device`.
     """
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
-    containers = [(v, v.copy()) for _, each in attributes for v in each.values() if isinstance(v, dict | list)]
-    tensors = {id(t): (t, t.data, t.grad) for t in _tensors(model)}
+    tensors = {id(t): (t, t.data, t.grad) for t in _tensors(state.model)}
     cuda = {data.device for _, data, _ in tensors.values() if data.is_cuda}
-    with torch.random.fork_rng(list(cuda)):
+    with torch.random.fork_rng(list(cuda)), kept_modes(state.model):
         try:
             for tensor, data, _ in tensors.values():
                 tensor.grad = None  # its type must be the tensor's
@@ -69,12 +75,7 @@ def trial(model: nn.Module, dtype: torch.dtype | None = None, device: torch.devi
             for tensor, data, grad in tensors.values():
                 tensor.grad = None
                 tensor.data, tensor.grad = data, grad
-            for module, each in attributes:
-                vars(module).clear()
-                vars(module).update(each)
-            for container, content in containers:
-                container.clear()
-                (container.update if isinstance(container, dict) else container.extend)(content)
+            state.put_back(is_refused=False)
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -82,6 +83,32 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
     for module in model.modules():
         yield from (v for v in vars(module).values() if isinstance(v, Tensor) and v.is_leaf)
+
+
+@contextmanager
+def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Iterator[None]:
+    """`model` in training mode, or in what comes nearest to that and draws no random numbers in `forward`.
+
+    Modes and random generators are as before afterwards.
+    """
+    with kept_modes(model), forked(device):
+        quieten(model, forward, device)
+        yield
+
+
+def quieten(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Callable[[nn.Module], bool]:
+    """Put modules into the modes of `repeatable`; gives which of them are in training mode."""
+    for is_on in ((lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)):
+        set_modes(model, is_on)
+        if not watch_generators(forward, device)[1]:
+            break
+    return is_on
+
+
+def set_modes(model: nn.Module, is_on: Callable[[nn.Module], bool]) -> None:
+    """Put each module of `model` into training mode where `is_on` says so, else into evaluation mode."""
+    for module in model.modules():
+        module.training = is_on(module)
 
 
 @contextmanager
@@ -128,26 +155,6 @@ def _random_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-@contextmanager
-def constant_buffers(model: nn.Module) -> Iterator[None]:
-    """Raise `ConfigError` for a buffer of `model` that changed meanwhile, and put all back that did."""
-    before = [
-        (f"{path}.{name}" if path else name, owner, name, buffer, buffer.clone())
-        for path, owner in model.named_modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
-    try:
-        yield
-    finally:
-        changed = [each for each in before if not same(cast(Tensor, each[1]._buffers[each[2]]), each[4])]
-        for _, owner, name, buffer, value in changed:
-            owner._buffers[name] = buffer.copy_(value)
-        for path, *_ in changed[:1]:
-            hint = "it changes while the model runs, by what nothing bounds; put its layer in evaluation mode"
-            raise ConfigError(f"model.{path}", "buffer", hint)
-
-
 def must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None = None) -> int:
     """Raise `Unsupported` if `find` computes something else of a record where another one is replaced (see `replaced`).
 
@@ -179,13 +186,65 @@ def _must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None)
                 raise Unsupported("what it makes of an example depends on the other examples of the batch")
 
 
-def takes_extremes(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor) -> bool:
-    """True if the model can be run on any real numbers in place of those of the records x, y."""
+def have_company(run: Callable[[Tensor], Any], x: Tensor, rows: Iterable[int]) -> list[int]:
+    """Those `rows` of records x for which `run` makes something else of the record in the batch than of it alone."""
+    together = tensors_of(run(x))
+    return [row for row in rows if _is_apart(together, row, len(x), tensors_of(run(x[row : row + 1])))]
+
+
+def _is_apart(together: list[Tensor], row: int, count: int, alone: list[Tensor]) -> bool:
+    for whole, one in zip(together, alone, strict=True):
+        # What has no row for each record is the same for all.
+        has_rows = whole.shape[:1] == (count,) and one.shape[:1] == (1,)
+        if apart(whole[row : row + 1] if has_rows else whole, one).any():
+            return True
+    return False
+
+
+def apart(a: Tensor, b: Tensor) -> Tensor:
+    """The rows of two tensors that differ by more than rounding, bool [n]; of numbers all count as one row."""
+    digits = _ROUNDING.get(a.dtype, 0.05)
+    a, b = (part.detach().reshape(len(part) if part.dim() else 1, -1).double() for part in (a, b))
+    sizes = b.abs().nan_to_num(0.0, 0.0, 0.0).amax(1, keepdim=True) if b.shape[1] else b.new_zeros(len(b), 1)
+    is_near = (a - b).abs() <= digits * sizes.clamp(min=1e-9 * float(sizes.max() if len(sizes) else 0.0))
+    return ((a.isfinite() | b.isfinite()) & ~is_near).any(1)
+
+
+def first_apart(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, row: int) -> str:
+    """The name of the first module of `model` that makes something else of a row of x than of this row alone."""
+    together, alone = (_outputs_of_modules(run, part) for part in (x, x[row : row + 1]))
+    names = {module: name for name, module in model.named_modules()}
+    for module, whole in together.items():
+        name, one = names.get(module), alone.get(module, [])
+        if name and len(whole) == len(one) and _is_apart(whole, row, len(x), one):
+            return f"model.{name}"
+    return "model"
+
+
+def _outputs_of_modules(run: Callable[[Tensor], Any], x: Tensor) -> dict[nn.Module, list[Tensor]]:
+    """The outputs of each module's first call in a pass; inner modules come first."""
+    outputs: dict[nn.Module, list[Tensor]] = {}
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        outputs.setdefault(module, tensors_of(output))
+
+    hook = register_module_forward_hook(note)
+    try:
+        run(x)
+    finally:
+        hook.remove()
+    return outputs
+
+
+def takes_extremes(
+    state: State, model: Callable[[Tensor], Any], loss: Callable[[Any, Tensor], Tensor], x: Tensor, y: Tensor
+) -> bool:
+    """True if `model`, that of `state`, can be run on any real numbers in place of those of the records x, y."""
     # An index out of range would end this process's use of a GPU, so this is tried on the CPU.
     cpu = torch.device("cpu")
     x, y = (part[:1].to(cpu).repeat(len(_EXTREMES), *[1] * (part.dim() - 1)) for part in (x, y))
     strange = replaced(x, {0: 0, 1: 1, 2: 2}, True)
-    with torch.no_grad(), trial(model, device=cpu):
+    with torch.no_grad(), trial(state, device=cpu):
         for each in (strange, x):
             with suppress(Exception):  # a model can fail in any way
                 loss(model(each), y)
@@ -212,6 +271,18 @@ def anything_like(values: Tensor, examples: int) -> Tensor:
     return torch.randn((examples, *values.shape[1:]), generator=generator, dtype=torch.float64).to(values)
 
 
+def of_all_sizes(values: Tensor, examples: int = 24) -> Tensor:
+    """Random rows as `anything_like` makes them, tiny ones and huge ones among them, half of them of one sign."""
+    x = anything_like(values, examples)
+    if not x.is_floating_point():
+        return x
+    half = examples // 2
+    x[half:] = x[half:].abs()
+    sizes = torch.logspace(*_SCALES, half, dtype=x.dtype, device=x.device).repeat(2)
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(0))
+    return (x * sizes.view(-1, *[1] * (x.dim() - 1)))[order.to(x.device)]
+
+
 def like(values: Tensor, examples: int) -> Tensor:
     """That many random rows that could be rows of `values`; those of `anything_like` where no row is finite."""
     generator, shape = torch.Generator().manual_seed(0), (examples, *values.shape[1:])
@@ -228,6 +299,11 @@ def like(values: Tensor, examples: int) -> Tensor:
     return torch.lerp(rows.amin(0), rows.amax(0), share)
 
 
+def cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """`values` in the type `dtype`, if they are real numbers and it is one."""
+    return values.to(dtype) if dtype and values.is_floating_point() else values
+
+
 def beside(parts: Sequence[Tensor]) -> Vector:
     """A point near the parameters `parts`, with a random step for each in proportion to its spread."""
     generator = torch.Generator().manual_seed(0)
@@ -235,11 +311,6 @@ def beside(parts: Sequence[Tensor]) -> Vector:
     # In proportion, so that no layer is swamped; 0.01 as a parameter may be the same everywhere.
     scales = [0.01 + 0.1 * part.std(correction=0) for part in parts]
     return torch.cat([p.flatten() + s * step for p, s, step in zip(parts, scales, steps, strict=True)])
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """True if the two are equal, and not-a-number at the same places."""
-    return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()))
 
 
 def _agree(seen: tuple[Tensor, ...], expected: tuple[Tensor, ...], rows: Tensor) -> bool:

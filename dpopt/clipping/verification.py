@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dpopt.clipping import mixing
+from dpopt.clipping import joins, mixing
 from dpopt.clipping.flat import FlatModel, gradient
-from dpopt.clipping.mixing import Unsupported, forked, watch_generators
+from dpopt.clipping.mixing import Unsupported
 from dpopt.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -45,11 +45,14 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
         raise Unsupported("a trained parameter has a gradient hook, which it does not call")
     extremes, few = engine.takes_extremes(x, y), (mixing.like(x, 2), _cycled(y, 2))
     try:
-        with mixing.trial(engine.model), torch.no_grad():
+        with mixing.trial(engine.state), torch.no_grad():
             engine.load(mixing.beside(engine.split(engine.theta)))
             with engine.exact(), engine.running():
-                is_on = _quieten(engine.model, partial(engine.model, few[0]), x.device)
+                is_on = mixing.quieten(engine.model, partial(engine.outputs, engine.theta, few[0]), x.device)
                 engine.example_bytes = _saved_bytes(engine, *few)
+            if engine.sees_batches:
+                with engine.exact():
+                    _must_not_join(engine, mixing.like(x, joins.SIZES[1]))
             engine.model.train()
             engine.compare_in_training(*few)
     except ConfigError:
@@ -59,8 +62,8 @@ def verify(engine: FlatModel, x: Tensor, y: Tensor, batch: float | None = None) 
     # Rounding hides small errors in the model's own type, so float64 comes first.
     for dtype in (torch.float64, None):
         try:
-            with engine.exact(), mixing.trial(engine.model, dtype), torch.no_grad():
-                return _verify(engine, _cast(x, dtype), _cast(y, dtype), batch, extremes, is_on)
+            with engine.exact(), mixing.trial(engine.state, dtype), torch.no_grad():
+                return _verify(engine, mixing.cast(x, dtype), mixing.cast(y, dtype), batch, extremes, is_on)
         except ConfigError:
             raise
         except Exception as error:
@@ -77,29 +80,63 @@ def _verify(
     some = mixing.anything_like(x, _SOME)
     if not (extremes and _losses(engine, some, _cycled(y, _SOME))[0].isfinite().all()):
         some = mixing.like(x, _SOME)
-    _set_modes(engine.model, is_on)
+    mixing.set_modes(engine.model, is_on)
     tolerance, has_gradients = _compare(engine, some, _cycled(y, _SOME))
     if engine.must_show_gradients and not has_gradients:
         if x.is_floating_point():
             raise Unsupported("its gradients are zero for random inputs, so there is nothing to compare")
         # Whole numbers may all be padding: records of the next batch decide.
         return False
+    if engine.sees_batches:
+        _must_be_alone(engine, mixing.of_all_sizes(x) if extremes else mixing.like(x, _DISTINCT), is_on)
     engine.model.train()
     engine.must_not_mix(engine.losses_and_norms, some, y, extremes)
     # Mixing may show only in a large batch, as a layer that shares out room by rank does.
     size = engine.physical_batch(max(len(x), batch or 0))
     size = engine.must_not_mix(partial(_losses, engine), _cycled(mixing.like(x, _DISTINCT), size), y, extremes)
-    _set_modes(engine.model, is_on)
+    mixing.set_modes(engine.model, is_on)
     few = mixing.like(x, 1), y[:1]
     # Equal records must have equal losses: rooms of a mixture of experts may be full for the later ones.
     alike = _cycled(few[0], size), _cycled(few[1], size)  # where room is shared out, most find none
     (together,), (alone,) = _losses(engine, *alike), _losses(engine, *few)
     _must_agree("losses", together, alone.expand(size), tolerance)
+    engine.state.must_keep_buffers()
     return True
 
 
-def _cast(values: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return values.to(dtype) if dtype and values.is_floating_point() else values
+def _must_not_join(engine: FlatModel, x: Tensor) -> None:
+    """Raise `Unsupported` if operations join records x in training; where they do in evaluation, it is one by one."""
+    for is_training in (True, False):
+        engine.model.train(is_training)
+        operation = None
+        with engine.running(), suppress(Exception):  # such a model is looked at by values alone
+            operation = joins.joined(engine.model, engine.output, x)
+        if operation:
+            _go_alone(engine, x, f"{operation} joins the examples of a batch", is_training)
+
+
+def _must_be_alone(engine: FlatModel, x: Tensor, is_on: Callable[[nn.Module], bool]) -> None:
+    """The same by values: made-up records x in a batch, and alone."""
+    for is_training in (True, False):
+        mixing.set_modes(engine.model, is_on if is_training else lambda module: False)
+        with engine.running():
+            others = mixing.have_company(engine.output, x, range(len(x)))
+            if others:
+                name = mixing.first_apart(engine.model, engine.output, x, others[0])
+                _go_alone(engine, x, f"what {name} makes of an example depends on the others of its batch", is_training)
+
+
+def _go_alone(engine: FlatModel, x: Tensor, reason: str, is_training: bool) -> None:
+    if is_training:
+        raise Unsupported(reason)
+    if engine.way != "batch":
+        return
+    engine.way = "vmap"
+    try:
+        engine.outputs(engine.theta, x)
+    except Exception:  # `vmap` cannot follow every model
+        engine.way = "loop"
+    _LOG.warning("in evaluation mode %s: outputs are computed one record at a time, as in predict", reason)
 
 
 def _cycled(y: Tensor, examples: int) -> Tensor:
@@ -114,7 +151,7 @@ def _saved_bytes(engine: FlatModel, x: Tensor, y: Tensor) -> int:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor.detach()  # the tensor itself would keep its graph alive
 
-    with saved_tensors_hooks(note, lambda tensor: tensor), torch.enable_grad():
+    with saved_tensors_hooks(note, lambda tensor: tensor), torch.enable_grad(), engine.state:
         shape = tuple(engine.loss(engine.model(x), y).shape)
     if shape != (len(x),):
         raise ConfigError("loss", f"shape {shape}", f"expected one loss per example, ({len(x)},)")
@@ -135,12 +172,12 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
         types.update([tensor.dtype] if tensor.is_floating_point() else [])
         return tensor.detach()
 
-    with mixing.constant_buffers(engine.model):
-        together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
-        rows: list[Tensor] = []
-        ones: list[Tensor] = []
-        with saved_tensors_hooks(note, lambda tensor: tensor), engine.running(), torch.enable_grad():
-            for each, target in zip(x.split(1), y.split(1), strict=True):
+    together, (losses,) = engine.per_example([(1.0, engine.theta)], x, y), _losses(engine, x, y)
+    rows: list[Tensor] = []
+    ones: list[Tensor] = []
+    with saved_tensors_hooks(note, lambda tensor: tensor), engine.running(), torch.enable_grad():
+        for each, target in zip(x.split(1), y.split(1), strict=True):
+            with engine.state:
                 loss = engine.loss(engine.model(each), target)
                 rows.append(gradient(loss.sum(), list(engine.trained.values())))
                 ones.append(loss.detach())
@@ -156,31 +193,6 @@ def _compare(engine: FlatModel, x: Tensor, y: Tensor) -> tuple[float, bool]:
     for name, part, truth in zip(engine.trained, *parts, strict=True):
         _must_agree(f"gradients of {name}", part, truth, tolerance, 1e-3 * tolerance * float(expected.norm()))
     return tolerance, bool(expected.any())
-
-
-@contextmanager
-def repeatable(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Iterator[None]:
-    """`model` in training mode, or in what comes nearest to that and draws no random numbers in `forward`.
-
-    Modes and random generators are as before afterwards.
-    """
-    with mixing.kept_modes(model), forked(device):
-        _quieten(model, forward, device)
-        yield
-
-
-def _quieten(model: nn.Module, forward: Callable[[], object], device: torch.device) -> Callable[[nn.Module], bool]:
-    """Put modules into the modes of `repeatable`; gives which of them are in training mode."""
-    for is_on in ((lambda m: True), (lambda m: "Drop" not in type(m).__name__), (lambda m: False)):
-        _set_modes(model, is_on)
-        if not watch_generators(forward, device)[1]:
-            break
-    return is_on
-
-
-def _set_modes(model: nn.Module, is_on: Callable[[nn.Module], bool]) -> None:
-    for module in model.modules():
-        module.training = is_on(module)
 
 
 def _must_agree(what: str, together: Tensor, alone: Tensor, tolerance: float, slack: float = 0.0) -> None:

@@ -38,6 +38,7 @@ class VmapEngine(FlatModel):
     """
 
     name = "vmap"
+    way = "vmap"
     must_show_gradients = False
 
     def _most_examples(self) -> int:
@@ -45,9 +46,6 @@ class VmapEngine(FlatModel):
         # Every example's whole gradient is held, so memory decides how many fit.
         held = _CHUNK_BYTES if device.type == "cpu" else free_memory(device) // _COPIES
         return held // (4 * self.dimension)
-
-    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        return _each(self._example_output, self.split(theta), x)
 
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         if self._loss_needs_loop(theta, x, y):
@@ -58,7 +56,7 @@ class VmapEngine(FlatModel):
         # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
         if self.loss.needs_loop is None:  # its first call tells
             with forked(x.device):
-                self.loss(self._output(x[:1]), y[:1])
+                self.loss(self.output(x[:1]), y[:1])
         return bool(self.loss.needs_loop)
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
@@ -68,7 +66,7 @@ class VmapEngine(FlatModel):
         # `vmap` cannot follow the loss: its own gradients come from autograd, and go back through the model.
         again = same_randomness(x.device)
         next(again)
-        outputs = _each(self._example_output, parts, x).detach().requires_grad_()
+        outputs = self._outputs(theta, x).detach().requires_grad_()
         with torch.enable_grad():
             losses = self.loss(outputs, y)
             (back,) = torch.autograd.grad(losses.sum(), outputs)
@@ -104,7 +102,8 @@ class VmapEngine(FlatModel):
         return pytree.tree_map(lambda part: part.squeeze(0), self.call(parts, x.unsqueeze(0)))
 
     def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        with self.state:
+            return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
 
     def _example_pull(self, parts: list[Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
         return vjp(lambda parts: self._example_output(parts, x), parts)[1](back)[0]
@@ -129,10 +128,7 @@ class LoopEngine(VmapEngine):
     """
 
     name = "loop"
-
-    def _outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        with self.at(theta):
-            return pytree.tree_map(lambda *parts: torch.cat(parts), *(self.model(each) for each in x.split(1)))
+    way = "loop"
 
     _losses = FlatModel._losses
 
@@ -140,7 +136,8 @@ class LoopEngine(VmapEngine):
         rows, losses = [], []
         with self.at(theta), torch.enable_grad():
             for each, target in zip(x.split(1), y.split(1), strict=True):
-                loss = self.loss(self.model(each), target)
-                rows.append(gradient(loss.sum(), list(self.trained.values())))
+                with self.state:
+                    loss = self.loss(self.model(each), target)
+                    rows.append(gradient(loss.sum(), list(self.trained.values())))
                 losses.append(loss.detach())
         return torch.stack(rows).split(self._sizes, dim=1), torch.cat(losses)

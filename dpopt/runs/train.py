@@ -156,6 +156,8 @@ def _record(ready: Prepared, state: Any) -> dict[str, Any]:
         **{key: value for key, value in final.items() if key not in ("draw", "epoch", "diagnostics")},
         **({} if of.score == "accuracy" else {"score": of.score}),
         **right,
+        **({"evaluation": ready.engine.way} if ready.engine.way != "batch" else {}),
+        **({"put_back": changed} if (changed := getattr(ready.engine.state, "changed", [])) else {}),
         **({"scores": finite(scores)} if scores else {}),
         **({"diagnostics": finite(ready.diagnostics.summary())} if ready.diagnostics else {}),
     }

@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from dpopt import clipping, registry
-from dpopt.clipping.verification import repeatable
+from dpopt.clipping.mixing import repeatable
 from dpopt.clipping.views import refuse_mixing, shares_randomness
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate

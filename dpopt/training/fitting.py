@@ -22,6 +22,7 @@ from dpopt.clipping import ClippingEngine, Loss
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import Unsupported, kept_modes, watch_generators
 from dpopt.clipping.rules import check_groups
+from dpopt.clipping.state import State
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
@@ -179,7 +180,8 @@ def fit(
             with suppress(ConfigError):  # test records may have no owners
                 test = persons.split_owners(test, unit)[0]
             train, unit = persons.split_owners(train, unit)
-        subject = _subject(model, loss, train, test, target=target, transform=transform, device=place)
+        functions = {"loss": loss, "transform": transform, "augment": augment}
+        subject = _subject(model, functions, train, test, target=target, device=place)
         of_person = [] if unit is None else persons.rows_of(unit)
         examples = len(of_person or subject.train.x)
         if optimizer is None:
@@ -215,12 +217,14 @@ def fit(
         options: dict[str, Any] = {"batch": min(batch_size, size or batch_size), "precision": precision}
         with trial.refused("model", seen.name, "making its clipping engine"):
             try:
-                clipper = clipping.engine(seen.model, seen.loss, engine, sample=seen.first, **options)
+                clipper = clipping.engine(
+                    seen.model, seen.loss, engine, sample=seen.first, state=subject.state, **options
+                )
             except Unsupported:
                 # Where nothing can be learnt, there is nothing to compare an engine by.
                 if not trial.blindness(seen):
                     raise
-                clipper = VmapEngine(seen.model, seen.loss)
+                clipper = VmapEngine(seen.model, seen.loss, subject.state)
             check_groups(chosen, clipper.layout)
             problem = trial.blindness(seen)
         without = trial.unused(seen, seen.train, place, model)
@@ -241,12 +245,11 @@ def fit(
         if problem:
             warnings.warn(f"{problem}: training spends its epsilon and learns nothing", stacklevel=3)
         run: dict[str, Any] = {}
-        functions = {"model": model, "loss": loss, "transform": transform, "augment": augment}
         # A secret is another one in each run: only a number, or a file, can be another run's too.
         is_alone = seed is None and checkpoint is None
         code: dict[str, Any] = {}
         if not is_alone:
-            code = {name: fingerprint(value) for name, value in functions.items()}
+            code = {name: fingerprint(value) for name, value in {"model": model, **functions}.items()}
             code["optimizer's code"] = code_of(chosen)
         if checkpoint is not None:  # all records are hashed for it
             names = ("optimizer", "epsilon", "delta", "epochs", "batch_size", "accountant", "spent")
@@ -345,6 +348,8 @@ def fit(
         **charged,
         **({"doubt": doubt} if doubt else {}),
         **without.record,
+        **({"evaluation": clipper.way} if clipper.way != "batch" else {}),
+        **({"put_back": subject.state.changed} if subject.state.changed else {}),
         "tested": bool(subject.held_out),
         **{key: value for key, value in end.curve[-1].items() if key not in ("draw", "epoch", *ADAPTED)},
         "train_seconds": end.elapsed.wall,
@@ -398,15 +403,15 @@ def _rate(state: Any) -> float:
 
 def _subject(
     model: nn.Module,
-    loss: Loss,
+    functions: dict[str, Any],
     train: Any,
     test: Any,
     *,
     target: str | None,
-    transform: Transform | None,
     device: torch.device,
 ) -> Subject:
     trial.check_model(model)
+    transform: Transform | None = functions["transform"]
     inputs, targets = read(train, "train", target)
     layout = Layout.of(inputs, model, "train")
     if transform and layout.fields:
@@ -417,15 +422,21 @@ def _subject(
     if test is not None:
         splits["test"] = layout.split(*read(test, "test", target), "test")
 
-    def prepared(x: Tensor) -> Tensor:
-        # What changes its argument in place must not change the records.
-        return layout.converted(transform(x.clone()) if transform else x)
-
     with trial.refused("model", type(model).__name__, f"moving it to {device}"):
         model.to(device)
+    state = State(model, **functions)
+
+    def prepared(x: Tensor) -> Tensor:
+        if not transform:
+            return layout.converted(x)
+        with state:
+            # What changes its argument in place must not change the records.
+            return layout.converted(transform(x.clone()))
+
     there = {name: placed(split, device) for name, split in splits.items()}
     taken = Adapter(model, layout) if layout.fields else model
-    return Subject(taken, loss, there.pop("train"), there, prepared, layout, device)
+    train = there.pop("train")
+    return Subject(taken, functions["loss"], train, there, prepared, layout, device, state)
 
 
 def _doubts(
@@ -470,7 +481,7 @@ def _seeds(
         return inputs, seen.loss(engine.outputs(engine.theta, inputs[:3]), y[:3])
 
     for is_training in (False, True):
-        with unchanged(seen.model, is_training):
+        with unchanged(seen.model, is_training, seen.state):
             torch.manual_seed(0)
             look, is_random = watch_generators(lambda: digest(*views_and_losses()), seen.device)
             looks.append(look)

@@ -118,7 +118,8 @@ def evaluate(
     for parts in islice(batches, processes.rank, None, processes.size):
         x, y = (send(part, theta.device) for part in parts)
         output = engine.outputs(theta, transform(x))
-        values = {"loss": loss(output, y).double()} | ({score: metric(output, y).double()} if metric else {})
+        with engine.state:
+            values = {"loss": loss(output, y).double()} | ({score: metric(output, y).double()} if metric else {})
         # The largest of several NaN is the first: without this, such a record would be a prediction of class 0.
         is_scored = torch.ones(len(x), dtype=torch.bool, device=x.device)
         for part in pytree.tree_leaves((output, values.get(score))):

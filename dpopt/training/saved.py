@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from dpopt import fields, files, registry
 from dpopt.cells import mapped
+from dpopt.clipping import evaluation
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
@@ -124,9 +126,15 @@ class FitResult:
         rows = layout.split(inputs, torch.zeros(count), "x").x
         adapter, device = Adapter(model, layout), next((p.device for p in model.parameters()), rows.device)
         batches = rows.split(workload.evaluation_batch if workload else EVALUATION_BATCH)
-        with unchanged(model, is_training=False), torch.no_grad(), refused("x", type(x).__name__, "predicting"):
-            on_device = (part.to(device) for part in batches)
-            parts = [adapter(layout.converted(change(part.clone()) if change else part)).cpu() for part in on_device]
+        state, way = State(model), self.record.get("evaluation", "batch")
+        parts = []
+        with unchanged(model, False, state), torch.no_grad(), refused("x", type(x).__name__, "predicting"):
+            for part in batches:
+                # As the run's own scores were made: what a record is depends on no other one.
+                with state:
+                    rows = part.to(device)
+                    inputs = layout.converted(change(rows.clone()) if change else rows)
+                    parts.append(evaluation.outputs(adapter, inputs, way).cpu())
         if not (outputs := torch.cat(parts)).isfinite().all():
             raise ConfigError("x", type(x).__name__, "the model's outputs for some of these records are not finite")
         return outputs

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpopt.clipping import Loss, mixing
 from dpopt.clipping.flat import AsWritten
 from dpopt.clipping.layers import frozen_statistics
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
 from dpopt.privacy.sampling import send
@@ -149,6 +150,7 @@ class Subject:
     transform: Transform
     layout: Layout
     device: torch.device
+    state: State  # of the model, the loss and the transform, as it was before any of them was run
     metric: Loss | None = None
     classes: int = 0  # of a classifier, whose outputs are a score for each class
 
@@ -236,11 +238,14 @@ def described(x: Any) -> str:
 
 
 @contextmanager
-def unchanged(model: nn.Module, is_training: bool) -> Iterator[None]:
-    """`model` in one mode and as it is written, to be looked at: afterwards it is as it was, and so are generators."""
+def unchanged(model: nn.Module, is_training: bool, state: State | None = None) -> Iterator[None]:
+    """`model` in one mode and as it is written, to be looked at: afterwards it is as it was, and so are generators.
+
+    `state` is the model's, where it was noted before.
+    """
     # They stay in evaluation mode, as a clipping engine leaves them.
     frozen = frozen_statistics(model)
-    with mixing.trial(model), AsWritten():
+    with mixing.trial(state or State(model)), AsWritten():
         model.train(is_training)
         for module in frozen:
             module.training = False

@@ -81,7 +81,7 @@ def _attempt(subject: Subject, split: Split, where: str, is_training: bool) -> t
     """Outputs and targets of a few records of `split`: the first, and those with extreme targets or whole numbers."""
     model, loss, device = subject.model, subject.loss, subject.device
     x, y = telling(split, subject.layout.whole(split.x), device)
-    with unchanged(model, is_training), torch.no_grad():
+    with unchanged(model, is_training, subject.state), torch.no_grad():
         with refused("transform", where, f"transforming {described(x)}"):
             inputs = subject.transform(x)
         if not isinstance(inputs, Tensor) or inputs.ndim == 0 or len(inputs) != len(x):
@@ -121,7 +121,12 @@ def augmented(subject: Subject, augment: Transform, multiplicity: int) -> Subjec
         raise ConfigError("augment", described(changed), f"expected a tensor such as the inputs, {described(x)}")
     refuse_mixing(augment, x, "augment")
     refuse_sharing(augment, x, "augment")
-    views: dict[str, Any] = {"transform": subject.transform, "augment": augment, "multiplicity": multiplicity}
+
+    def forgetful(x: Tensor) -> Tensor:
+        with subject.state:
+            return augment(x)
+
+    views: dict[str, Any] = {"transform": subject.transform, "augment": forgetful, "multiplicity": multiplicity}
     seen = multiplied(subject.model, subject.loss, dims=subject.first.x.ndim, **views)
     return replace(subject, **seen._asdict())
 
@@ -131,7 +136,7 @@ def blindness(subject: Subject) -> str | None:
     split, device, model, is_finite = subject.train, subject.device, subject.model, False
     rows = torch.linspace(0, len(split.x) - 1, min(256, len(split.x))).long()  # enough to see one gradient
     parameters = [p for p in model.parameters() if p.requires_grad]
-    with unchanged(model, is_training=True):
+    with unchanged(model, True, subject.state):
         for is_beside in (False, True):
             if is_beside:  # no initial zero hides a gradient there
                 nn.utils.vector_to_parameters(beside([p.data for p in parameters]), parameters)

@@ -19,6 +19,7 @@ from zoo import Of, batch_norm, floats, ids, mlp
 import dpopt
 from dpopt.clipping import Abadi, engine, mixing
 from dpopt.clipping.bookkeeping import BookkeepingEngine
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 
 N = 12
@@ -91,17 +92,6 @@ class Experts(nn.Module):
         return self.head(x + sum(expert(x) * kept[:, k, None] for k, expert in enumerate(self.experts)))
 
 
-def counts_calls(m, x):
-    m.calls = getattr(m, "calls", 0) + 1
-    return x - x.mean(0) if m.calls > 4 else x
-
-
-def remembers(m, x):
-    """State across batches in an attribute."""
-    m.seen = 0.9 * getattr(m, "seen", 0.0) + 0.1 * x.detach().mean(0)
-    return x - m.seen
-
-
 def tracks(m, x):
     """State across batches in a buffer."""
     m.average.mul_(0.9).add_(0.1 * x.detach().mean(0))
@@ -162,8 +152,6 @@ MIXING = REVIEWED | {
     "largest": Case(below(marks_largest), is_followed=False),
     "statistics": Case(below(lambda m, x: F.batch_norm(x, None, None, training=True)), is_followed=False),
     "control_flow": Case(below(lambda m, x: 2 * x if x.sum() > 0 else x), is_followed=False),
-    "calls": Case(below(counts_calls), is_followed=False),
-    "memory": Case(below(remembers), is_followed=False),
     "buffer": Case(below(tracks, average=nn.Buffer(torch.zeros(4))), is_followed=False),
     "backward": Case(between(lambda m, x: Rescaled.apply(x)), is_followed=False),
     "gradient_hook": Case(between(hooked)),
@@ -218,6 +206,7 @@ def test_models_that_mix_are_refused_or_followed_one_example_at_a_time(name, mon
         model, _, x, y = made(case, "bookkeeping", sampled=False)
         points = [(1.0, torch.cat([p.detach().flatten() for p in model.parameters()]))]
         monkeypatch.setattr(mixing, "_must_not_mix", lambda *arguments: None)
+        monkeypatch.setattr(BookkeepingEngine, "must_be_alone", lambda *arguments: None)
         total = BookkeepingEngine(model, case.loss).clipped_sum(points, x, y, torch.ones(N).bool(), Abadi(0.1))
         truth = loop(model, case.loss, points, x, y, torch.ones(N).bool(), Abadi(0.1)).total
         assert (total - truth).norm() > 0.05 * truth.norm()
@@ -237,13 +226,13 @@ def test_a_model_that_takes_only_what_data_hold_is_tried_with_that():
     model = Of(forward, table=nn.Embedding(3, 2), head=nn.Linear(6, 3))
     x = torch.cat([torch.arange(N)[:, None] % 3, torch.randn(N, 3)], 1)
     for model.is_quiet in (True, False):
-        assert not mixing.takes_extremes(model, squared, x, torch.randn(N))
+        assert not mixing.takes_extremes(State(model), model, squared, x, torch.randn(N))
     model.is_quiet = True
     check(model, engine(model, squared, "bookkeeping", sample=(x[:3], torch.randn(3)), batch=N), x, torch.randn(N))
     model.is_quiet = False
     with pytest.raises(ConfigError, match="example"):
         engine(model, squared, "bookkeeping", sample=(x[:3], torch.randn(3)), batch=N)
-    assert mixing.takes_extremes(mlp(), squared, torch.randn(2, 6), torch.randn(2))
+    assert mixing.takes_extremes(State(plain := mlp()), plain, squared, torch.randn(2, 6), torch.randn(2))
 
 
 def test_passes_that_do_not_repeat_are_refused():
@@ -353,7 +342,7 @@ def test_a_trial_leaves_a_model_as_it_was(dtype):
     model = Messy()
     own = model.layer.register_forward_hook(lambda *_: None)
     before, kept, cache = everything(model), model.kept.clone(), model.cache
-    with mixing.trial(model, dtype), torch.no_grad():
+    with mixing.trial(State(model), dtype), torch.no_grad():
         assert model(torch.randn(2, 4, dtype=dtype)).dtype == (dtype or torch.float32)
         model.eval()
         for p in model.parameters():

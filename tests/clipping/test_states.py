@@ -248,7 +248,7 @@ def test_what_neither_hooks_nor_vmap_follow_is_done_record_by_record(case, caplo
     with caplog.at_level(logging.WARNING):
         made = assert_right(model, cross_entropy, x, y)
     if made.name == "loop":
-        assert "runs the model once for each record, because bookkeeping cannot" in caplog.text
+        assert "runs the model once for each record in training, evaluation and predict" in caplog.text
     assert made.name == ("vmap" if case == "tables_of_no_batch" else "loop")
     reasons = {}
     for name in ("bookkeeping", "vmap"):

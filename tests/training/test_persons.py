@@ -15,6 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from dpopt import clipping
 from dpopt.clipping import Abadi
+from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.training import persons
 from dpopt.training.subject import Layout, Subject
@@ -32,9 +33,9 @@ def network():
 
 def grouped(rows, owners=OWNERS):
     (x, y), rows = short.records(8), list(rows)
-    subject = Subject(
-        network(), short.loss, Split(x[rows], y[rows]), {}, lambda x: x, Layout(torch.float32), torch.device("cpu")
-    )
+    model, layout = network(), Layout(torch.float32)
+    records = Split(x[rows], y[rows])
+    subject = Subject(model, short.loss, records, {}, lambda x: x, layout, torch.device("cpu"), State(model))
     return persons.by_person(subject, persons.rows_of([owners[row] for row in rows]), MOST)
 
 

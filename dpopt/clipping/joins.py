@@ -1,0 +1,154 @@
+"""The look for operations that join the records of a batch, which needs no luck with the records' values.
+
+A pass is run on five records and on seven, and torch's operations are noted. A dimension that grows in proportion is
+the batch's. Records are joined by an operation that sums, sorts or takes away that dimension, or makes a second one, as
+`any`, `mean(0)`, `sort(0)`, `x[:1]` and `x @ x.T` do. What is computed of its result is joined too. A model is refused
+whose outputs are: it may do for other records what it does not show for these.
+
+Not seen: values that Python reads, rows that are taken by index, and what one operation does inside, such as attention
+from record to record. For these there are the looks of `mixing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+SIZES = (5, 7)
+"""Records of the two passes: no size that is rounded down from one is in proportion to one from the other."""
+_APART = ("cat", "stack")
+"""Operations along a dimension that leave each row what it is; so do all views."""
+
+
+class _Call(NamedTuple):
+    """An operation, and the shapes of the tensors in its arguments and its results."""
+
+    name: str
+    taken: list[torch.Size]
+    given: list[torch.Size]
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the operations of a pass; beside those of another pass, `before`, which results join records.
+
+    Attributes:
+        calls: the operations in order.
+        joined: tensors that depend on joined records -> the operation that joined them, and its module.
+        is_alike: False if the two passes run other operations.
+    """
+
+    def __init__(self, before: Sequence[_Call] | None, path: list[str]) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.joined = WeakTensorKeyDictionary()
+        self.is_alike = True
+        self._before, self._path = before, path
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        taken, given = _tensors((args, kwargs)), _tensors(result)
+        call = _Call(func._overloadpacket.__name__, _shapes(taken), _shapes(given))
+        if self._before is not None and self.is_alike:
+            self._compare(func, args, call, taken, given)
+        self.calls.append(call)
+        return result
+
+    def _compare(self, func: Any, args: Any, call: _Call, taken: list[Tensor], given: list[Tensor]) -> None:
+        number = len(self.calls)
+        before = self._before[number] if self._before and number < len(self._before) else None
+        if before is None or before.name != call.name or len(before.taken) != len(call.taken):
+            self.is_alike = False
+            return
+        origin = next(filter(None, map(self._origin, taken)), None)
+        growing = [_growing(*pair) for pair in zip(before.taken, call.taken, strict=True)]
+        is_along = any(growing) and _reaches(func, args, growing[0])
+        most = max(map(len, growing), default=0)
+        for tensor, *shapes in zip(given, before.given, call.given, strict=False):
+            grows = _growing(*shapes)
+            is_new = "new_" not in call.name and ((most and not grows) or is_along or len(grows) > max(1, most))
+            if is_new or origin:
+                self.joined[tensor] = origin or (call.name, self._path[-1])
+        # What is written in place depends on all that the operation took.
+        for tensor in taken if origin and func._schema.is_mutable else ():
+            self.joined[tensor] = origin
+            if tensor._base is not None:
+                self.joined[tensor._base] = origin
+
+    def _origin(self, tensor: Tensor) -> tuple[str, str] | None:
+        base = tensor._base
+        return self.joined.get(tensor) or (None if base is None else self.joined.get(base))
+
+    def of_outputs(self, output: Any) -> tuple[str, str] | None:
+        """Operation and module by which records are joined in `output`; None where they are not."""
+        return next(filter(None, map(self._origin, _tensors(output))), None)
+
+
+def joined(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> str | None:
+    """The operation that joins records in what `run`, a pass of `model`, makes of x [7, ...]; None where none is seen.
+
+    None too where the passes run other operations: a model that looks at values or at the number of records.
+    """
+    calls = None
+    with torch.no_grad(), _path(model) as path:
+        for size in SIZES:
+            noted = _Calls(calls, path)
+            with noted:
+                output = run(x[:size].clone())
+            calls = noted.calls
+    seen = noted.of_outputs(output) if noted.is_alike else None
+    return f"torch's {seen[0]} in {seen[1]}" if seen else None
+
+
+@contextmanager
+def _path(model: nn.Module) -> Iterator[list[str]]:
+    """The name of the module that is running is the last one of a list."""
+    path = ["model"]
+    names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
+    # Hooks of all modules, as those of one are part of its state.
+    hooks = [
+        register_module_forward_pre_hook(lambda module, _: path.append(names.get(module, path[-1]))),
+        register_module_forward_hook(lambda *_: path.pop() and None, always_call=True),
+    ]
+    try:
+        yield path
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _shapes(tensors: list[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
+
+
+def _growing(small: torch.Size, large: torch.Size) -> list[int]:
+    """The dimensions that are the batch's."""
+    if len(small) != len(large):
+        return []
+    few, many = SIZES
+    return [at for at, (a, b) in enumerate(zip(small, large, strict=True)) if a != b and a * many == b * few]
+
+
+def _reaches(func: Any, args: Any, growing: list[int]) -> bool:
+    """True if the operation goes along a dimension of its first tensor that is the batch's, and is no view."""
+    schema = func._schema
+    is_view = any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
+    if is_view or func._overloadpacket.__name__ in _APART:
+        return False
+    rank = next((leaf.dim() for leaf in _tensors(args)), 0)
+    for argument, value in zip(schema.arguments, args, strict=False):
+        if argument.name in ("dim", "dims"):
+            dims = value if isinstance(value, list | tuple) else [value]
+            return any(isinstance(dim, int) and dim % max(rank, 1) in growing for dim in dims)
+    return False

@@ -1,0 +1,340 @@
+"""The Python state that a model and its loss can reach: noted before a pass, and put back after it.
+
+What a pass leaves in an attribute, a container, a closure or a global was made of the records of one draw, without
+noise, and the next draw would be computed with it. So each pass begins with the state that was there before the first
+one. What is changed between two passes stays.
+
+Not seen: the insides of what is not written in Python (iterators, files, generators of random numbers), attributes of
+imported modules, a tensor that is changed through its `data`, and containers of more than `_MOST_ITEMS`.
+"""
+
+from __future__ import annotations
+
+import dis
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from operator import is_
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpopt.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+_MOST_ITEMS = 2**14
+"""A container of more is its own affair, as a data set is."""
+_LARGEST_COPY = 2**20
+"""A tensor of more numbers has no copy: it cannot be put back, so that a change of it is refused."""
+_OPAQUE = frozenset(
+    {"torch", "numpy", "pandas", "pyarrow", "datasets", "sklearn", "scipy", "logging", "threading", "_thread"}
+    | {"weakref", "_weakref", "multiprocessing", "concurrent", "asyncio", "ctypes", "re", "builtins", "typing"}
+    | {"inspect", "io", "_io", "rich", "unittest"}
+)
+"""Packages whose objects are compared by identity alone."""
+_TRUSTED = frozenset({"torch", "dpopt"})
+"""Packages whose code keeps nothing in classes and globals."""
+_STORES = (dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"])
+_PLAIN = (str, bytes, int, float, complex, type(None))
+_ABSENT: Any = object()
+
+
+class _Change(NamedTuple):
+    """What a pass has changed, and if it must not."""
+
+    name: str
+    must_not_be: bool = False
+
+
+class _Names:
+    """Values by name, such as attributes: `read` gives them all, `write` and `delete` change one."""
+
+    def __init__(
+        self, name: str, read: Callable[[], Mapping[Any, Any]], write: Callable[..., None], delete: Callable[..., None]
+    ) -> None:
+        self._name, self._read, self._write, self._delete = name, read, write, delete
+        self._noted = dict(read())
+
+    def differing(self) -> list[Any]:
+        live, noted = self._read(), self._noted
+        if len(live) == len(noted) and all(map(is_, live.values(), noted.values())):
+            return []
+        # A module's mode is set by whoever runs it.
+        names = [key for key in {**noted, **live} if not (key == "training" and "_parameters" in noted)]
+        return [key for key in names if not _is_equal(live.get(key, _ABSENT), noted.get(key, _ABSENT))]
+
+    def put_back(self) -> Iterator[_Change]:
+        for key in self.differing():
+            value = self._noted.get(key, _ABSENT)
+            if value is _ABSENT:
+                self._delete(key)
+            else:
+                self._write(key, value)
+            is_buffer = self._name.endswith("._buffers") and value is not _ABSENT
+            yield _Change(f"{self._name}.{key}", is_buffer)
+
+
+class _Items:
+    """Values in order: `read` gives them, `write` replaces all."""
+
+    def __init__(self, name: str, read: Callable[[], Any], write: Callable[[list[Any]], None]) -> None:
+        self._name, self._read, self._write = name, read, write
+        self._noted = list(read())
+
+    def differing(self) -> bool:
+        live, noted = self._read(), self._noted
+        return not (len(live) == len(noted) and all(map(_is_equal, live, noted)))
+
+    def put_back(self) -> Iterator[_Change]:
+        if self.differing():
+            self._write(self._noted)
+            yield _Change(self._name)
+
+
+class _Numbers:
+    """The numbers of a tensor. Those of a buffer must stay, and so must those that are too many for a copy."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name, self._tensor, self._version = name, tensor, tensor._version
+        is_small = tensor.layout == torch.strided and tensor.numel() <= _LARGEST_COPY
+        is_frozen = isinstance(tensor, nn.Parameter)  # a large model's may be all of it
+        self._noted = tensor.detach().clone() if is_small and not is_frozen else None
+        self.must_stay = self._noted is None or "._buffers." in name
+
+    def differing(self) -> bool:
+        return self._tensor._version != self._version
+
+    def has_values(self) -> bool:
+        """True if the numbers are those that were noted, as far as there is a copy."""
+        return self._noted is None or same(self._tensor.detach(), self._noted.to(self._tensor))
+
+    def put_back(self) -> Iterator[_Change]:
+        if not self.differing():
+            return
+        if self._noted is None or not self.has_values():
+            yield _Change(self.name, self.must_stay)
+        if self._noted is not None:
+            with torch.no_grad():
+                self._tensor.copy_(self._noted)
+        self._version = self._tensor._version
+
+
+class State:
+    """The state of a model, and of the functions that are run with it; `with state:` is one pass.
+
+    After a pass everything is as it was before it. The first time that something was not, the log names it.
+
+    Args:
+        model: named `model` in messages.
+        functions: the loss and others that see records, by their names in messages.
+
+    Attributes:
+        changed: names of what passes have changed, the first one first.
+
+    Raises:
+        ConfigError: at the end of a pass that changed a buffer, or something too large to be put back.
+    """
+
+    def __init__(self, model: nn.Module, **functions: Any) -> None:
+        self.model = model
+        self.changed: list[str] = []
+        self._roots = {"model": model, **functions}
+        self._depth = 0
+        self._note()
+
+    def __enter__(self) -> None:
+        # A callback may have changed something between two passes: from now on it is so.
+        if not self._depth and not self._is_same():
+            self._note()
+        self._depth += 1
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._depth -= 1
+        self.put_back(is_refused=kind is None)
+
+    def put_back(self, *, is_refused: bool = True) -> None:
+        """Make everything as it was noted; see `State` for what is refused, if `is_refused`."""
+        if self._is_same():
+            return
+        changes = [change for place in self._places for change in place.put_back()]
+        for name, container in self._empty:
+            if container:
+                container.clear()
+                changes.append(_Change(name))
+        self._say([change.name for change in changes])
+        if is_refused:
+            self._refuse([change.name for change in changes if change.must_not_be])
+
+    def must_keep_buffers(self) -> None:
+        """Raise `ConfigError` for a buffer whose numbers are others, however they were changed."""
+        numbers = [each for each in self._places if isinstance(each, _Numbers)]
+        self._refuse([each.name for each in numbers if each.must_stay and not each.has_values()])
+
+    def _refuse(self, names: list[str]) -> None:
+        if names:
+            hint = "it changes while the model runs, by what nothing bounds; put its layer in evaluation mode"
+            raise ConfigError(_shown(names[0]), "buffer", hint)
+
+    def _say(self, names: list[str]) -> None:
+        new = [name for name in dict.fromkeys(map(_shown, names)) if name not in self.changed]
+        self.changed += new
+        if new:
+            _LOG.warning("%s: put back after each pass, which changed it: it may tell of records", ", ".join(new))
+
+    def _is_same(self) -> bool:
+        is_filled = any(container for _, container in self._empty)
+        return not (is_filled or any(place.differing() for place in self._places))
+
+    def _note(self) -> None:
+        self._places: list[_Names | _Items | _Numbers] = []
+        self._empty: list[tuple[str, Any]] = []
+        waiting = [*reversed(self._roots.items())]
+        seen: dict[int, Any] = {}  # with the objects, so that no later one has the number of one that is gone
+        while waiting:
+            name, value = waiting.pop()
+            if id(value) not in seen and not isinstance(value, _PLAIN):
+                seen[id(value)] = value
+                with suppress(Exception):  # an object can fail in any way when it is looked at
+                    waiting += self._note_one(name, value)
+
+    def _note_one(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Note one object; gives what it holds, by name."""
+        if isinstance(value, Tensor):
+            is_trained = isinstance(value, nn.Parameter) and value.requires_grad  # the optimizer changes those
+            if not is_trained and not value.is_inference():
+                self._places.append(_Numbers(name, value))
+        elif isinstance(value, np.ndarray):
+            if not value.dtype.hasobject:
+                self._places.append(_Items(name, lambda: [value.tobytes()], partial(_fill, value)))
+        elif isinstance(value, dict | list | deque | set | tuple | frozenset):
+            yield from self._note_container(name, value)
+        elif isinstance(value, FunctionType):
+            yield from self._note_function(name, value)
+        elif isinstance(value, MethodType):
+            yield name, value.__func__
+            yield name, value.__self__
+        elif isinstance(value, staticmethod | classmethod):
+            yield name, value.__func__
+        elif isinstance(value, property):
+            yield name, value.fget
+        elif isinstance(value, partial):
+            yield name, [value.func, value.args, value.keywords]
+        elif isinstance(value, type):
+            yield from self._note_class(value)
+        elif isinstance(value, nn.Module | CellType) or _package(type(value)) not in _OPAQUE:
+            yield from self._note_object(name, value)
+
+    def _note_container(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if len(value) > _MOST_ITEMS:
+            return
+        is_fixed = isinstance(value, tuple | frozenset)
+        if not value and not is_fixed:
+            self._empty.append((name, value))
+        elif isinstance(value, dict):
+            # A subclass may show other values than it holds.
+            read = (lambda: value) if type(value) is dict else (lambda: dict(dict.items(value)))
+            self._places.append(_Names(name, read, value.__setitem__, value.__delitem__))
+        elif not is_fixed:
+            self._places.append(_Items(name, lambda: value, partial(_refill, value)))
+        pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
+        yield from [(f"{name}.{key}", each) for key, each in pairs]
+
+    def _note_object(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._places.append(_Names(name, lambda: attributes, attributes.__setitem__, attributes.__delitem__))
+            yield from [(f"{name}.{key}", each) for key, each in attributes.items()]
+        if slots := _slots(type(value)):
+            read = partial(_some, partial(_attribute, value), slots)
+            write = setattr if isinstance(value, CellType) else object.__setattr__
+            self._places.append(_Names(name, read, partial(write, value), partial(delattr, value)))
+            yield from [(f"{name}.{key}", each) for key, each in read().items()]
+        yield name, type(value)
+
+    def _note_class(self, kind: type) -> Iterator[tuple[str, Any]]:
+        for each in kind.__mro__:
+            if _package(each) not in _OPAQUE | _TRUSTED:
+                self._places.append(
+                    _Names(each.__name__, partial(vars, each), partial(setattr, each), partial(delattr, each))
+                )
+                yield from [(f"{each.__name__}.{key}", value) for key, value in vars(each).items()]
+
+    def _note_function(self, name: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+        if _package(function) in _TRUSTED:
+            return
+        held = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
+        yield from [(name, part) for part in held]
+        names, stored = _globals_of(function.__code__)
+        around = function.__globals__
+        if stored:
+            read = partial(_some, lambda key: around.get(key, _ABSENT), stored)
+            self._places.append(_Names("globals", read, around.__setitem__, around.__delitem__))
+        for key in sorted(names & around.keys()):
+            value = around[key]
+            # Functions and classes of the same file may keep something for this one.
+            is_code = isinstance(value, FunctionType | type)
+            if not is_code or value.__module__ == function.__module__:
+                yield key, value
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """True if the two are equal, and not-a-number at the same places."""
+    return torch.equal(a, b) or (a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()))
+
+
+def _shown(name: str) -> str:
+    """A place's name as code has it."""
+    return name.replace("._modules.", ".").replace("._buffers.", ".").replace("._parameters.", ".")
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
+
+
+def _package(code: Any) -> str:
+    return (getattr(code, "__module__", None) or "").partition(".")[0]
+
+
+def _slots(kind: type) -> list[str]:
+    """The names of attributes of a class's objects that are in no dictionary."""
+    if kind is CellType:
+        return ["cell_contents"]
+    held = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    return [name for names in held for name in ([names] if isinstance(names, str) else names)]
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, _ABSENT)
+    except ValueError:  # the cell of a closure before its first value
+        return _ABSENT
+
+
+def _some(read: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
+    values = {name: read(name) for name in names}
+    return {name: value for name, value in values.items() if value is not _ABSENT}
+
+
+def _refill(container: Any, items: list[Any]) -> None:
+    container.clear()
+    (container.update if isinstance(container, set) else container.extend)(items)
+
+
+def _fill(array: Any, items: list[bytes]) -> None:
+    array[...] = np.frombuffer(items[0], array.dtype).reshape(array.shape)
+
+
+@cache
+def _globals_of(code: CodeType) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names that code and the functions inside it use, and those of globals that it sets."""
+    inner = [_globals_of(each) for each in code.co_consts if isinstance(each, CodeType)]
+    names = frozenset(code.co_names).union(*(each[0] for each in inner))
+    stored = {name for each in inner for name in each[1]}
+    if any(operation in code.co_code[::2] for operation in _STORES):  # to disassemble all code takes long
+        stored |= {each.argval for each in dis.get_instructions(code) if each.opcode in _STORES}
+    return names, tuple(sorted(stored))
