@@ -124,7 +124,7 @@ class _Choice(Delegate):
                 with engine.loss.fixed_numbers():
                     is_decided = verify(engine, x, y, self._batch)
                 if engine.name == "loop" and refusals:
-                    _must_be_cheap(engine, x)
+                    _must_be_cheap(engine, x, y)
             except Unsupported as error:
                 refusals[engine.name] = error
                 continue
@@ -156,9 +156,10 @@ class _Choice(Delegate):
 
 
 @torch.no_grad()
-def _must_be_cheap(engine: FlatModel, x: Tensor) -> None:
+def _must_be_cheap(engine: FlatModel, x: Tensor, y: Tensor) -> None:
     """Raise `Unsupported` for a model that needs evaluation one record at a time, which costs too much."""
-    some = mixing.like(x, _TIMED)
+    make = mixing.of_all_sizes if engine.takes_extremes(x, y) else mixing.like
+    some = make(x, _TIMED)
 
     def seconds(way: Way) -> float:
         start = time.thread_time()

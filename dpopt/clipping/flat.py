@@ -301,10 +301,10 @@ class FlatModel(ClippingEngine):
         """Raise `Unsupported` if autograd has other gradients of x, y in the model's types, modes and autocast."""
         again = same_randomness(x.device)
         next(again)
-        parts = [(x, y)] if self.sees_batches else zip(x.split(1), y.split(1), strict=True)
+        parts = [(x, y)] if self.sees_batches else list(zip(x.split(1), y.split(1), strict=True))
         with self.running(), torch.enable_grad():
-            losses, is_random = watch_generators(lambda: [self.loss(self.output(x), y) for x, y in parts], x.device)
-            alone = torch.stack([gradient(loss, list(self.trained.values())) for loss in torch.cat(losses)])
+            rows, is_random = watch_generators(lambda: [row for part in parts for row in self._plain(*part)], x.device)
+        alone = torch.stack(rows)
         next(again)
         # Other random numbers than a plain pass draws: there is nothing to compare.
         if is_random and not self.sees_batches:
@@ -356,6 +356,11 @@ class FlatModel(ClippingEngine):
         alone = torch.cat([self.losses_and_norms(x[i : i + 1], y[i : i + 1])[1] for i in few])
         if mixing.apart(norms, alone).any():
             raise Unsupported("the gradient norm of an example depends on the others of its batch")
+
+    def _plain(self, x: Tensor, y: Tensor) -> list[Vector]:
+        """The gradient of each loss by plain autograd."""
+        with self.state:
+            return [gradient(loss, list(self.trained.values())) for loss in self.loss(self.run(x), y)]
 
     def must_not_mix(
         self, find: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor, extremes: bool

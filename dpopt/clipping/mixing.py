@@ -196,7 +196,8 @@ def _is_apart(together: list[Tensor], row: int, count: int, alone: list[Tensor])
     for whole, one in zip(together, alone, strict=True):
         # What has no row for each record is the same for all.
         has_rows = whole.shape[:1] == (count,) and one.shape[:1] == (1,)
-        if apart(whole[row : row + 1] if has_rows else whole, one).any():
+        beside = whole[row : row + 1] if has_rows else whole
+        if beside.shape != one.shape or apart(beside, one).any():
             return True
     return False
 
@@ -211,29 +212,30 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 
 
 def first_apart(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, row: int) -> str:
-    """The name of the first module of `model` that makes something else of a row of x than of this row alone."""
-    together, alone = (_outputs_of_modules(run, part) for part in (x, x[row : row + 1]))
-    names = {module: name for name, module in model.named_modules()}
-    for module, whole in together.items():
-        name, one = names.get(module), alone.get(module, [])
-        if name and len(whole) == len(one) and _is_apart(whole, row, len(x), one):
-            return f"model.{name}"
+    """The name of the first module of `model` that gives another output for a row of x alone, from the same input."""
+    names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
+    alone = _calls(run, x[row : row + 1])
+    for module, whole in _calls(run, x).items():
+        pairs = zip(whole, alone.get(module, ([], [])), strict=True)
+        is_other = [len(a) == len(b) and _is_apart(a, row, len(x), b) for a, b in pairs]
+        if is_other == [False, True]:
+            return names.get(module, "model")
     return "model"
 
 
-def _outputs_of_modules(run: Callable[[Tensor], Any], x: Tensor) -> dict[nn.Module, list[Tensor]]:
-    """The outputs of each module's first call in a pass; inner modules come first."""
-    outputs: dict[nn.Module, list[Tensor]] = {}
+def _calls(run: Callable[[Tensor], Any], x: Tensor) -> dict[nn.Module, tuple[list[Tensor], list[Tensor]]]:
+    """Inputs and outputs of each module's first call in a pass; inner modules come first."""
+    calls: dict[nn.Module, tuple[list[Tensor], list[Tensor]]] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        outputs.setdefault(module, tensors_of(output))
+        calls.setdefault(module, (tensors_of(inputs), tensors_of(output)))
 
     hook = register_module_forward_hook(note)
     try:
         run(x)
     finally:
         hook.remove()
-    return outputs
+    return calls
 
 
 def takes_extremes(

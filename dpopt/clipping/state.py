@@ -40,7 +40,7 @@ _OPAQUE = frozenset(
 _TRUSTED = frozenset({"torch", "dpopt"})
 """Packages whose code keeps nothing in classes and globals."""
 _STORES = (dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"])
-_PLAIN = (str, bytes, int, float, complex, type(None))
+_PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _ABSENT: Any = object()
 
 
@@ -118,7 +118,7 @@ class _Numbers:
             return
         if self._noted is None or not self.has_values():
             yield _Change(self.name, self.must_stay)
-        if self._noted is not None:
+        if not self.has_values():
             with torch.no_grad():
                 self._tensor.copy_(self._noted)
         self._version = self._tensor._version
@@ -197,7 +197,7 @@ class State:
         seen: dict[int, Any] = {}  # with the objects, so that no later one has the number of one that is gone
         while waiting:
             name, value = waiting.pop()
-            if id(value) not in seen and not isinstance(value, _PLAIN):
+            if type(value) not in _PLAIN and id(value) not in seen:
                 seen[id(value)] = value
                 with suppress(Exception):  # an object can fail in any way when it is looked at
                     waiting += self._note_one(name, value)
@@ -293,7 +293,7 @@ def _shown(name: str) -> str:
 
 
 def _is_equal(a: Any, b: Any) -> bool:
-    return a is b or (type(a) is type(b) and isinstance(a, _PLAIN) and a == b)
+    return a is b or (type(a) is type(b) and type(a) in _PLAIN and a == b)
 
 
 def _package(code: Any) -> str:
