@@ -92,6 +92,9 @@ def test_epsilon_on_the_way_is_that_of_the_draws_up_to_there(whole):
         assert whole.epsilon_at(entry["draw"]) == pytest.approx(accounted((rate, noise, entry["draw"])), rel=1e-9)
     assert whole.epsilon_at(0) == 0
     assert whole.epsilon_at(12) == whole.record["epsilon"]
+    for draw in (-1, 13, 1.5, "x", None):
+        with pytest.raises(ConfigError, match=r"^draw: .* a whole number from 0 to 12"):
+            whole.epsilon_at(draw)
 
 
 def test_a_run_after_others_spends_what_they_left_of_epsilon(whole):

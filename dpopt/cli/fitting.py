@@ -67,7 +67,7 @@ class Fit(DataKeys):
         if (self.of_file or self.keep) and not self.from_:
             raise ConfigError("from", None, "expected from=PATH: a CSV file, a folder of images, or a saved `Dataset`")
         optimizer = registry.make("optimizer", self.optimizer, self.fields) if self.optimizer else None
-        accountants.check(self.delta or 0.5, self.accountant)
+        accountants.check_claim(self.delta or 0.5, self.accountant)
         training.resolve_device(self.device)
         if self.workload:
             return self._train(registry.make("workload", self.workload, self.options), optimizer)
@@ -111,6 +111,7 @@ class Fit(DataKeys):
                 epochs=self.epochs or workload.epochs,
                 batch_size=self.batch_size or min(workload.batch_size, count),
                 unit=owners,
+                unit_name=None if owners is None else data.entry(name).unit,
                 test=test,
                 transform=workload.transform,
                 augment=workload.augment if is_augmented else None,
@@ -123,7 +124,6 @@ class Fit(DataKeys):
         if name:
             record["data"] = name.partition("@")[0]  # without the version, which follows from the records
             record["classes"] = list(data.entry(name).class_names) or record["classes"]
-            record |= {"unit_column": data.entry(name).unit} if owners is not None else {}
         tuned = None if self.tuned is None else [] if self.tuned == "none" else [self.tuned]
         folder = replace(result, workload=workload).save(self.to, tuned=tuned)
         OUT.print((folder / "statement.txt").read_text("utf-8").rstrip(), soft_wrap=not OUT.is_terminal)

@@ -24,7 +24,7 @@ class Epsilon:
     probe_every: Count = key("probes every K draws, in the gradient's draw", 5)
     probes: Few = key("losses per round of probes", 3)
     runs: Count = key("naive composition of this many runs", 1)
-    accountant: Several[str] = key("pld, rdp, prv or autodp, or a list", ("pld",))
+    accountant: Several[str] = key("pld, rdp, prv, autodp or another accountant, or a list", ("pld",))
 
     def __call__(self) -> None:
         from dpopt.privacy import Draw, Ledger, accountants
@@ -38,8 +38,10 @@ class Epsilon:
         if self.draws > rounds:
             ledger.append(Draw(self.rate, noise), (self.draws - rounds) * self.runs)
         for name in self.accountant:
-            spent = accountants.epsilon(ledger, self.delta, name)
-            OUT.print(f"epsilon = {_up(spent)}  ({name}, delta = {self.delta})")
+            spent = _up(accountants.epsilon(ledger, self.delta, name))
+            # A table has such a number in italics; here there are none.
+            limit = "" if accountants.ACCOUNTANTS[name].is_upper_bound else ", NO UPPER BOUND"
+            OUT.print(f"epsilon = {spent}  ({name}, delta = {self.delta}{limit})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Calibrate:
     epochs: Positive | None = key("epochs N/B draws ...", None)
     draws: Many | None = key("... or the number of draws itself", None)
     dimension: Count = key("trained parameters; noise multipliers do not depend on it", 1000)
-    accountant: str = key("pld, rdp, prv or autodp", "pld")
+    accountant: str = key("pld, rdp, prv, autodp or another accountant", "pld")
 
     def __call__(self) -> None:
         from dpopt import registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpopt._lazy import attach
-from dpopt.privacy.accountants import ACCOUNTANTS, epsilon
-from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan
+from dpopt.privacy.accountants import ACCOUNTANTS, Accountant, epsilon
+from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan, Unit
 
 if TYPE_CHECKING:
     from dpopt.privacy.calibration import calibrate
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCOUNTANTS",
+    "Accountant",
     "Batch",
     "BudgetSpent",
     "DataOracle",
@@ -29,6 +30,7 @@ __all__ = [
     "Release",
     "ReplayOracle",
     "TraceOracle",
+    "Unit",
     "UnplannedRelease",
     "calibrate",
     "epsilon",

@@ -1,7 +1,7 @@
 """Ledger -> epsilon, by four independent methods. `pld` is the accountant of record, the others are second opinions.
 
 Every accountant is given the same thing: how often each Poisson-subsampled Gaussian occurs, a draw's releases already
-collapsed to their effective noise. Neighbouring data sets differ by adding or removing one record.
+collapsed to their effective noise. Neighbouring data sets differ by adding or removing one unit of the ledger.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -29,14 +30,34 @@ Charge = Callable[[Ledger, float, str], float]
 """(ledger of one run, delta, accountant) -> epsilon of all that is charged for it"""
 
 
+@dataclass(frozen=True)
+class Accountant:
+    """A method of accounting; an entry of `ACCOUNTANTS`.
+
+    Attributes:
+        compute: (events, delta) -> epsilon; an error may be an `ArithmeticError`, `RuntimeError` or `ValueError`.
+        is_upper_bound: no run spends more than it says. Of what is no bound the number can be computed, not claimed.
+        is_tight: it is the truth but for discretisation.
+        method: its name and source, for statements.
+        packages: distributions that it computes with.
+    """
+
+    compute: Callable[[tuple[Event, ...], float], float]
+    is_upper_bound: bool
+    is_tight: bool
+    method: str
+    packages: tuple[str, ...]
+
+
 def epsilon(ledger: Ledger, delta: float, accountant: str = "pld") -> float:
-    """Upper bound on the epsilon that `ledger` spends at `delta`.
+    """Upper bound on the epsilon that `ledger` spends at `delta`, if its accountant computes one.
 
     Args:
-        ledger: the draws of a run.
+        ledger: the draws of a run, all of one unit: epsilon is about that one.
         delta: in (0, 1); public, usually well below 1/N.
         accountant: "pld" (dp-accounting, or `privacy_loss` where that is finer; Doroshenko et al. 2022),
-            "rdp" (dp-accounting, Mironov et al. 2019), "prv" (Opacus, Gopi et al. 2021) or "autodp" (Wang et al. 2019).
+            "rdp" (dp-accounting, Mironov et al. 2019), "prv" (Opacus, Gopi et al. 2021), "autodp" (Wang et al. 2019),
+            or another name of `ACCOUNTANTS`.
 
     Returns:
         Epsilon under add/remove adjacency; infinity when any release was un-noised, 0 for an empty ledger.
@@ -69,11 +90,20 @@ def check(delta: float, accountant: str) -> None:
         raise ConfigError("delta", delta, f"expected a probability in (0, 1), at least {_LEAST_DELTA:g}")
 
 
+def check_claim(delta: float, accountant: str) -> None:
+    """As `check`, and for an accountant whose epsilon nobody can claim: it is no upper bound."""
+    check(delta, accountant)
+    if not ACCOUNTANTS[accountant].is_upper_bound:
+        bounds = ", ".join(name for name, each in ACCOUNTANTS.items() if each.is_upper_bound)
+        reason = f"its epsilon is no upper bound, so nothing can be claimed by it: expected one of {bounds}"
+        raise ConfigError("accountant", accountant, reason)
+
+
 @lru_cache(maxsize=4096)
 def _epsilon(events: tuple[Event, ...], delta: float, accountant: str) -> float:
     try:
         with quiet():
-            return max(float(ACCOUNTANTS[accountant](events, delta)), 0.0)
+            return max(float(ACCOUNTANTS[accountant].compute(events, delta)), 0.0)
     except ConfigError:
         raise  # it is a ValueError too
     except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
@@ -206,9 +236,35 @@ def _autodp(events: tuple[Event, ...], delta: float) -> float:
     return Composition()(mechanisms, [count for _, _, count in events]).get_approxDP(delta)
 
 
-ACCOUNTANTS: dict[str, Callable[[tuple[Event, ...], float], float]] = {
-    "pld": _pld,
-    "rdp": _rdp,
-    "prv": _prv,
-    "autodp": _autodp,
+ACCOUNTANTS = {
+    "pld": Accountant(
+        _pld,
+        is_upper_bound=True,
+        is_tight=True,
+        method="privacy loss distributions (dp-accounting; Doroshenko et al. 2022; where its grid is too coarse or its "
+        "rounding too large, the smaller of dpopt's own distributions and Rényi differential privacy)",
+        packages=("dp-accounting",),
+    ),
+    "rdp": Accountant(
+        _rdp,
+        is_upper_bound=True,
+        is_tight=False,
+        method="Rényi differential privacy (dp-accounting; Mironov et al. 2019)",
+        packages=("dp-accounting",),
+    ),
+    "prv": Accountant(
+        _prv,
+        is_upper_bound=True,
+        is_tight=True,
+        method="privacy random variables (Opacus; Gopi et al. 2021)",
+        packages=("opacus", "dp-accounting"),
+    ),
+    "autodp": Accountant(
+        _autodp,
+        is_upper_bound=True,
+        is_tight=False,
+        method="Rényi differential privacy (autodp; Wang et al. 2019)",
+        packages=("autodp",),
+    ),
 }
+"""By name. To add one is to add an entry: statements, checks and caches read it here."""

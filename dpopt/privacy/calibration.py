@@ -16,7 +16,7 @@ from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, caching
 from dpopt.privacy.accountants import Charge
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan
+from dpopt.privacy.ledger import Draw, Ledger, NonPrivate, Plan, Unit
 from dpopt.privacy.opaque import ValueRead
 from dpopt.privacy.oracle import BudgetSpent, TraceOracle
 from dpopt.privacy.queries import GRADIENT
@@ -45,6 +45,7 @@ def calibrate(
     delta: float,
     accountant: str = "pld",
     selection: Selection | None = None,
+    unit: Unit | None = None,
 ) -> Plan:
     """The least noise with which `draws` draws of `optimizer` cost at most `epsilon`.
 
@@ -61,31 +62,35 @@ def calibrate(
         dimension: number of trained parameters.
         epsilon: target, > 0; infinity gives a `NonPrivate` plan.
         delta: target, in (0, 1).
-        accountant: see `accountants.epsilon`.
+        accountant: see `accountants.epsilon`; an upper bound.
         selection: where the run is one of a search, what the whole search costs; `epsilon` is then the search's.
+        unit: of privacy, by default the record; the plan's ledger says it.
 
     Raises:
-        ConfigError: a value out of range, or a target that no noise in `_NOISE_RANGE` reaches.
+        ConfigError: a value out of range, a `selection` that has spent for another unit, or a target that no noise in
+            `_NOISE_RANGE` reaches.
     """
     _validate(rate, draws, dimension, epsilon, delta, accountant)
     require_bounded(optimizer, epsilon)
     structure = trace(optimizer, rate=rate, draws=draws)
+    ledger_of = partial(_ledger, structure, rate, unit)
     common: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": dimension}
     common |= {"delta": delta, "accountant": accountant}
     kinds = sorted({kind for release, _ in structure for kind in release})
     if epsilon == math.inf:
         noise = dict.fromkeys(kinds, 0.0)
-        return NonPrivate(noise, _ledger(structure, rate, noise), math.inf, **common)
+        return NonPrivate(noise, ledger_of(noise), math.inf, **common)
     # From here on there is noise to be solved, for this structure alone: what the optimizer computes plays no part.
     inflation, shares = _division(optimizer, kinds)
     charge = selection.epsilon if selection else accountants.epsilon
     searched = selection_spec(selection) if selection else None
     problem = (structure, rate, kinds, inflation, shares, epsilon, delta, accountant, searched)
-    versions = [version(name) for name in ("dp-accounting", "opacus", "autodp")]
+    packages = {name for each in (accountant, "rdp") for name in accountants.ACCOUNTANTS[each].packages}
+    versions = [f"{name} {version(name)}" for name in sorted(packages)]
     path = caching.place("calibration", [problem, _TOLERANCE, versions])
 
     def planned(noise: dict[str, float]) -> Plan:
-        ledger = _ledger(structure, rate, noise)
+        ledger = ledger_of(noise)
         return Plan(noise, ledger, accountants.epsilon(ledger, delta, accountant), **common)
 
     # Epsilon is computed for noise of the cache, too: a file can neither lower what is claimed nor change a result.
@@ -104,7 +109,7 @@ def calibrate(
         if plan := kept():
             return plan
         solve = partial(solve_noise, epsilon=epsilon, delta=delta, accountant=accountant, charge=charge)
-        noise = _solve_kinds(structure, rate, inflation, shares, solve)
+        noise = _solve_kinds(kinds, ledger_of, inflation, shares, solve)
         caching.write(path, noise)
         return planned(noise)
 
@@ -206,28 +211,27 @@ def _division(optimizer: Optimizer, kinds: Sequence[str]) -> tuple[float | None,
 
 
 def _solve_kinds(
-    structure: _Structure,
-    rate: float,
+    kinds: Sequence[str],
+    ledger_of: Callable[[Mapping[str, float]], Ledger],
     inflation: float | None,
     shares: Mapping[str, float],
     solve: Callable[[Callable[[float], Ledger]], float],
 ) -> dict[str, float]:
     # First the gradients' noise is solved, as if they were alone (HyFreeDP, Eq. 10), then one number that the noise of
     # all other kinds follows from: 1/noise^2 of a kind is in proportion to its share.
-    is_released = any(GRADIENT in kinds for kinds, _ in structure)
     gradient = {}
-    if is_released:
-        alone = solve(lambda noise: _ledger(structure, rate, {GRADIENT: noise}))
+    if GRADIENT in kinds:
+        alone = solve(lambda noise: ledger_of({GRADIENT: noise}))
         gradient = {GRADIENT: alone * inflation if shares and inflation else alone}
 
     def noises(common: float) -> dict[str, float]:
         return gradient | {kind: common / share**0.5 for kind, share in shares.items()}
 
-    return noises(solve(lambda common: _ledger(structure, rate, noises(common)))) if shares else gradient
+    return noises(solve(lambda common: ledger_of(noises(common)))) if shares else gradient
 
 
-def _ledger(structure: _Structure, rate: float, noise: Mapping[str, float]) -> Ledger:
-    ledger = Ledger()
+def _ledger(structure: _Structure, rate: float, unit: Unit | None, noise: Mapping[str, float]) -> Ledger:
+    ledger = Ledger(unit=unit)
     for kinds, count in structure:
         ledger.append(Draw(rate, tuple(noise[kind] for kind in kinds if kind in noise)), count)
     return ledger
@@ -319,4 +323,4 @@ def _validate(rate: float, draws: int, dimension: int, epsilon: float, delta: fl
         raise ConfigError("dimension", dimension, "expected at least 1 trained parameter")
     if not epsilon > 0:
         raise ConfigError("epsilon", epsilon, "expected > 0 (inf trains without noise)")
-    accountants.check(delta, accountant)
+    accountants.check_claim(delta, accountant)

@@ -1,4 +1,4 @@
-"""The ledger of a run: its draws, in order, and the noise of every release; and the plan that a run is held to.
+"""The ledger of a run: its unit, its draws, in order, the noise of every release; and the plan that a run is held to.
 
 Accountants tell what a ledger costs. Its rate and its length follow from public numbers, as does the usual delta.
 """
@@ -8,17 +8,77 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from dpopt import fields
 from dpopt.errors import ConfigError
-from dpopt.fields import MANY, Positive
+from dpopt.fields import MANY, Checked, Positive
 
 _MOST_DRAWS = 2**53
 """The longest ledger: up to here, numbers of draws are numbers in double precision."""
+
+_SEVERAL = (
+    "one ledger has one unit: a record may move what was bounded for its person by twice the bound, and a person has"
+    " many records; train all runs by the same `unit`"
+)
+_UNNAMED = (
+    "persons without a name may be others in each run; where they are the same, each run says so by `unit_name`, or"
+    " Ledger(earlier, Unit('person', NAME)) of an earlier one"
+)
+
+
+class Words(NamedTuple):
+    """How texts speak of a unit: which data sets are neighbours, the unit as a subject, an example of several."""
+
+    adjacency: str
+    was: str
+    several: str
+
+
+_RECORD = Words("add or remove one record", "any one record was", "such as all those of one person")
+_ALL_OF_ONE = "add or remove all records of one person"
+UNITS = {"record": _RECORD, "person": Words(_ALL_OF_ONE, "all records of any one person were", "such as a family")}
+"""The words for each kind of `Unit`."""
+
+
+@dataclass(frozen=True)
+class Unit(Checked):
+    """The unit of privacy: whose contribution to a release is bounded, and whose presence epsilon is about.
+
+    Attributes:
+        kind: a record, or a person with all of their records.
+        name: of persons, what tells them from other groups of records, such as the column that says whose each is.
+            Those of two runs without a name are not the same.
+    """
+
+    kind: Literal["record", "person"] = "record"
+    name: str = ""
+
+    @classmethod
+    def stated(cls, record: Mapping[str, Any]) -> Unit:
+        """That of a run's record, for ledgers that were stored without one; ConfigError if it is none."""
+        return cls(record.get("unit", "record"), record.get("unit_column", ""))
+
+    @classmethod
+    def of_all(cls, units: Sequence[Unit], where: str = "ledger") -> Unit:
+        """The one unit of draws that are charged together, the record where there are none.
+
+        Raises:
+            ConfigError: names `where`: they have several, or nobody can know that they have one.
+        """
+        first, *others = units or [cls()]
+        if any(each != first for each in others):
+            shown = " and ".join(map(str, dict.fromkeys(units)))
+            raise ConfigError(where, shown, _SEVERAL)
+        if others and first == cls("person"):
+            raise ConfigError(where, str(first), _UNNAMED)
+        return first
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
 
 
 @dataclass(frozen=True)
@@ -55,13 +115,24 @@ class Draw:
 
 
 class Ledger:
-    """An ordered, append-only list of draws, stored run-length encoded; equal if all draws are, in order."""
+    """An ordered, append-only list of draws of one unit, stored run-length encoded; equal if unit and all draws are.
 
-    def __init__(self, draws: Iterable[Draw] = ()) -> None:
+    Args:
+        draws: the first ones; a ledger is copied.
+        unit: by default that of `draws` if they are a ledger, else the record.
+    """
+
+    def __init__(self, draws: Iterable[Draw] = (), unit: Unit | None = None) -> None:
+        self._unit = unit or (draws.unit if isinstance(draws, Ledger) else Unit())
         self._runs: list[tuple[Draw, int]] = []
         self._draws = 0
-        for draw in draws:
-            self.append(draw)
+        for draw, count in draws._runs if isinstance(draws, Ledger) else zip(draws, repeat(1), strict=False):
+            self.append(draw, count)
+
+    @property
+    def unit(self) -> Unit:
+        """That of every draw."""
+        return self._unit
 
     def append(self, draw: Draw, count: int = 1) -> None:
         """Add `count` equal draws at the end; ConfigError for fewer than one, or too many in all."""
@@ -81,21 +152,22 @@ class Ledger:
         return total
 
     def starts_with(self, other: Ledger) -> bool:
-        """True if this ledger begins with the draws of `other`."""
-        return len(other) <= len(self) and all(a == b for a, b in zip(self, other, strict=False))
+        """True if this ledger begins with the draws of `other`, which are of its unit."""
+        is_alike = other.unit == self.unit and len(other) <= len(self)
+        return not other or (is_alike and all(a == b for a, b in zip(self, other, strict=False)))
 
     def first(self, draws: int) -> Ledger:
         """The ledger of the first `draws` draws, or of all where there are fewer."""
-        head = Ledger()
+        head = Ledger(unit=self.unit)
         for draw, count in self._runs:
             if len(head) < draws:
                 head.append(draw, min(count, draws - len(head)))
         return head
 
     def __add__(self, other: Ledger) -> Ledger:
-        """The ledger of two runs on the same data, one after the other."""
-        joined = Ledger()
-        for draw, count in self._runs + other._runs:
+        """The ledger of two runs on the same data, one after the other; ConfigError as `Unit.of_all`."""
+        joined = Ledger(self, Unit.of_all([each.unit for each in (self, other) if each] or [self.unit]))
+        for draw, count in other._runs:
             joined.append(draw, count)
         return joined
 
@@ -107,33 +179,40 @@ class Ledger:
         return self._draws
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self._runs == other._runs
+        return isinstance(other, Ledger) and (self._runs, self.unit) == (other._runs, other.unit)
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self)} draws, {len(self.counts())} distinct)"
+        return f"Ledger({len(self)} draws, {len(self.counts())} distinct, unit {self.unit})"
 
     def to_json(self) -> str:
-        """Canonical JSON: the distinct draws, then the runs as [index of the draw, count]. Floats survive exactly."""
+        """Canonical JSON: the unit but for the record, the distinct draws, the runs as [index of the draw, count].
+
+        Floats survive exactly.
+        """
+        unit = {} if self.unit == Unit() else {"unit": asdict(self.unit)}
         distinct = {draw: index for index, draw in enumerate(dict(self._runs))}
         draws = [{"rate": draw.rate, "noises": draw.noises} for draw in distinct]
         runs = [[distinct[draw], count] for draw, count in self._runs]
-        return json.dumps({"schema": 1, "draws": draws, "runs": runs}, separators=(",", ":"))
+        return json.dumps({"schema": 1, **unit, "draws": draws, "runs": runs}, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Ledger:
-        """The ledger that `to_json` wrote; ConfigError if the text is no such ledger."""
+    def from_json(cls, text: str, unit: Unit | None = None) -> Ledger:
+        """The ledger that `to_json` wrote, of `unit` if it says none; ConfigError if the text is no such ledger."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError("ledger", text[:60], f"not a ledger: {error}") from error
-        return cls.of(content)
+        return cls.of(content, unit)
 
     @classmethod
-    def of(cls, content: Any) -> Ledger:
-        """The ledger whose JSON was read to `content`; raises as `from_json`."""
+    def of(cls, content: Any, unit: Unit | None = None) -> Ledger:
+        """The ledger whose JSON was read to `content`; see `from_json`."""
         try:
-            draws = [Draw(entry["rate"], tuple(entry["noises"])) for entry in content["draws"]]
-            ledger = cls()
+            # By their names: a key that this version does not know is refused.
+            draws = [Draw(**{**entry, "noises": tuple(entry["noises"])}) for entry in content["draws"]]
+            if more := content.keys() - {"schema", "unit", "draws", "runs"}:
+                raise ValueError(f"it has the keys {sorted(more)}")
+            ledger = cls(unit=Unit(**content["unit"]) if "unit" in content else unit)
             for index, count in content["runs"]:
                 # Python would count a negative index from the end, and take 2.0 for a number of draws.
                 if not isinstance(count, int) or count < 1 or index < 0:

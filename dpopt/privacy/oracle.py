@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dpopt.errors import ConfigError
-from dpopt.privacy.ledger import Draw, Ledger, Plan
+from dpopt.privacy.ledger import Draw, Ledger, Plan, Unit
 from dpopt.privacy.opaque import opaque
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
 from dpopt.types import ClipRule, Layout, Number, Points, Query, Release, Vector, laid_out
@@ -169,7 +169,11 @@ class BaseOracle(_Single):
         self.expected_batch = expected_batch
         self.draws_total = draws
         self.noise = MappingProxyType(noise)
-        self.ledger = Ledger() + (ledger or Ledger())  # a copy: the caller's stays as it is
+        unit = Unit() if planned is None else planned.unit
+        begun = ledger or Ledger(unit=unit)
+        if begun.unit != unit:
+            raise ConfigError("ledger", str(begun.unit), f"expected draws of the plan's unit, {unit}")
+        self.ledger = Ledger(begun)  # a copy: the caller's stays as it is
         self._planned = islice(planned, len(self.ledger), None) if planned is not None else None
         self._batch: OpenDraw | None = None
         self._process = os.getpid()

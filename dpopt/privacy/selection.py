@@ -177,7 +177,7 @@ def selection_spec(rule: Selection) -> dict[str, Any]:
 
 def repeated(ledger: Ledger, runs: int) -> Ledger:
     """The draws of `runs` runs that each leave `ledger`, in an order that no accountant minds."""
-    total = Ledger()
+    total = Ledger(unit=ledger.unit)
     for draw, count in ledger.counts().items():
         total.append(draw, count * runs)
     return total

@@ -16,8 +16,8 @@ from itertools import groupby, zip_longest
 from typing import Any
 
 from dpopt.privacy import caching
-from dpopt.privacy.accountants import epsilon, events, quiet
-from dpopt.privacy.ledger import Draw, Ledger
+from dpopt.privacy.accountants import ACCOUNTANTS, epsilon, events, quiet
+from dpopt.privacy.ledger import Draw, Ledger, Unit
 from dpopt.privacy.selection import BestOf, Selection, selection_rule, selection_spec
 from dpopt.store.provenance import code, cpu
 from dpopt.store.runs import UNREADABLE, Store
@@ -74,7 +74,7 @@ def computed_anew() -> Iterator[None]:
 
 @cache
 def _arithmetic() -> list[Any]:
-    libraries = ("dp-accounting", "opacus", "autodp", "numpy", "scipy")  # which accountants compute with
+    libraries = sorted({"numpy", "scipy", *(name for each in ACCOUNTANTS.values() for name in each.packages)})
     return [code(), *map(version, libraries), platform.python_version(), platform.platform(), cpu()]
 
 
@@ -105,7 +105,7 @@ def composed(store: Store, charges: Mapping[str, int]) -> Ledger:
     Args:
         charges: run id -> number of runs with its ledger; all but the first have draws of their own.
     """
-    sharing, counts, total = dict[tuple[Any, ...], list[Ledger]](), Counter[Draw](), Ledger()
+    sharing, counts = dict[tuple[Any, ...], list[Ledger]](), Counter[Draw]()
     for run_id, times in charges.items():
         cell, ledger = store.record(run_id)["cell"], store.ledger(run_id)
         sharing.setdefault((cell["seed"], cell.get("search", 0)), []).append(ledger)
@@ -113,6 +113,7 @@ def composed(store: Store, charges: Mapping[str, int]) -> Ledger:
             counts[draw] += (times - 1) * count
     for ledgers in sharing.values():
         counts.update(ledgers[0].counts() if len(ledgers) == 1 else _merged(ledgers))
+    total = Ledger(unit=Unit.of_all([each.unit for ledgers in sharing.values() for each in ledgers]))
     for draw, count in counts.items():
         total.append(draw, count)
     return total

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 from dpopt import files
 from dpopt.errors import ConfigError, Held, unknown
 from dpopt.files import Damaged
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, Unit
 from dpopt.store import leases, manifests
 
 State = Literal["done", "diverged", "failed", "running", "interrupted", "pending", "damaged"]
@@ -209,9 +209,9 @@ class Store:
 
     def ledger(self, run_id: str) -> Ledger:
         """The ledger that a finished cell left; raises as `run`, and `Damaged` where it is none."""
-        content = self.run(run_id).ledger
+        run = self.run(run_id)
         try:
-            return Ledger.of(content)
+            return Ledger.of(run.ledger, Unit.stated(run.record))
         except ConfigError as error:
             raise Damaged(f"{self.place(run_id)}: {error}") from error
 

@@ -63,7 +63,7 @@ class Row:
     def __post_init__(self) -> None:
         setting = self.setting
         self._check_search()
-        accountants.check(self._delta, self.suite.accountant)
+        accountants.check_claim(self._delta, self.suite.accountant)
         if setting.widen:  # it makes an optimizer of each point, so a value that cannot be used is refused first
             self._check_releases("widen", setting.widen, "; 0 leaves the row as it is")
             if not ends(points(setting.grid)):

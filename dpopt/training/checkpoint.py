@@ -85,7 +85,7 @@ def reached(saved: dict[str, Any], initial: Any, plan: Plan) -> Reached:
     Raises:
         ValueError: `saved` is not the beginning of a run of this plan.
     """
-    taken = Ledger.from_json(saved["ledger"])
+    taken = Ledger.from_json(saved["ledger"], plan.ledger.unit)  # of an earlier version it says none
     if not plan.ledger.starts_with(taken):
         raise ValueError(f"its {taken} is not how the planned {plan.ledger} begins")
     state = pytree.tree_unflatten(saved["leaves"], pytree.tree_structure(initial))

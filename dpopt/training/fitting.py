@@ -26,7 +26,7 @@ from dpopt.clipping.state import State
 from dpopt.clipping.views import Multiplicity, refuse_mixing, refuse_sharing
 from dpopt.clipping.vmap import VmapEngine
 from dpopt.errors import ConfigError
-from dpopt.fields import Bound, Count, Decay, Factor, Positive, Probability, Seed
+from dpopt.fields import Bound, Count, Decay, Factor, Name, Positive, Probability, Seed
 from dpopt.markup import fallen
 from dpopt.optimizers.averaged import Averaged
 from dpopt.optimizers.held import Held
@@ -35,7 +35,7 @@ from dpopt.privacy.calibration import calibrate
 from dpopt.privacy.data import DataOracle
 from dpopt.privacy.distributed import ALONE, Processes, digest
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.ledger import Ledger, default_delta, number_of_draws, sampling_rate
+from dpopt.privacy.ledger import UNITS, Ledger, Unit, default_delta, number_of_draws, sampling_rate
 from dpopt.privacy.sampling import REVISION, derive, secret_seed, send
 from dpopt.privacy.selection import After
 from dpopt.training import persons, trial
@@ -85,6 +85,7 @@ def fit(
     target: str | None = None,
     unit: Any = None,
     unit_rows: Multiplicity | None = None,
+    unit_name: Name | None = None,
     test: Any = None,
     transform: Transform | None = None,
     augment: Transform | None = None,
@@ -116,6 +117,7 @@ def fit(
             person, which are drawn together and clipped as one record; N is the number of persons.
         unit_rows: rows of a person that count at most, the first ones, by default `UNIT_ROWS`; it is public, and
             memory grows with it.
+        unit_name: what `unit` is called, by default its column: runs of one name have the same persons (`spent`).
         test: data to evaluate on, as `train`; accuracy is added where outputs are a score for each class.
         transform: a batch of stored inputs [n, ...] on the device -> the model's inputs; nothing random.
         augment: random changes to a batch of training inputs after `transform`, to each record on its own.
@@ -126,8 +128,9 @@ def fit(
         checkpoint: folder from which the same call goes on, bit for bit; keep it as secret as the data.
         callback: called with each entry of the curve. The run ends early where it returns True; an error that it raises
             breaks the run off.
-        spent: the ledger of earlier runs on these records, such as `first.ledger`. Epsilon and the result's ledger are
-            then of all runs together. The parameters go on where the model has them, the optimizer begins anew.
+        spent: the ledger of earlier runs on these records, such as `first.ledger`, by the same `unit`. Epsilon and the
+            result's ledger are then of all runs together. The parameters go on where the model has them, the optimizer
+            begins anew.
         distributed: train together with the other processes of `torch.distributed`'s default group.
         isolate: run the optimizer, given by its name, in a process that holds no data.
         progress: show phases and draws.
@@ -154,8 +157,16 @@ def fit(
         raise ConfigError("distributed", True, "call torch.distributed.init_process_group before, in each process")
     if unit is not None and augment is not None:
         raise ConfigError("unit", unit, "expected it without `augment`: rows and views would be one axis")
-    if unit is None and unit_rows is not None:
-        raise ConfigError("unit_rows", unit_rows, "expected it with `unit`, which says whose row each is")
+    for name, value in {"unit_rows": unit_rows, "unit_name": unit_name}.items():
+        if unit is None and value is not None:
+            raise ConfigError(name, value, "expected it with `unit`, which says whose row each is")
+    accountants.check_claim(delta or 0.5, accountant)
+    protected = Unit()
+    if unit is not None:
+        protected = Unit("person", unit_name or (unit if isinstance(unit, str) else ""))
+    spent = spent or Ledger()
+    if spent:
+        Unit.of_all([spent.unit, protected], "spent")
     # The number of records, which is public, decides some defaults.
     chosen_by_hand = {"epochs": epochs, "batch_size": batch_size, "delta": delta, "optimizer": optimizer}
     chosen_by_hand |= {"average": average} if optimizer is None else {}
@@ -163,7 +174,6 @@ def fit(
     if average is None:
         average = AVERAGE if optimizer is None else 0.0
     chosen: Any = None if optimizer is None else _stepper(optimizer, isolate)
-    spent = spent or Ledger()
     is_first = processes.is_first
     # Whatever a caller has switched off, training takes gradients.
     with (
@@ -175,7 +185,6 @@ def fit(
         leased(checkpoint) if checkpoint is not None and is_first else nullcontext(),
     ):
         show("reading the data")
-        unit_column = unit if isinstance(unit, str) else ""
         if isinstance(unit, str):
             with suppress(ConfigError):  # test records may have no owners
                 test = persons.split_owners(test, unit)[0]
@@ -197,8 +206,6 @@ def fit(
         unit_rows = unit_rows or UNIT_ROWS
         if (rows := max(map(len, of_person), default=0)) > unit_rows:
             warnings.warn(f"unit: someone has {rows} rows, of which {unit_rows} count (`unit_rows`)", stacklevel=3)
-        if unit is not None and spent:
-            warnings.warn("spent: epsilon is of persons only if the earlier runs had this `unit`", stacklevel=3)
         # Of persons' rows, those that are there twice are no persons of their own.
         for doubt in _doubts(examples, train, unit, batch_size=batch_size, epsilon=epsilon, delta=delta, seed=seed):
             warnings.warn(doubt, stacklevel=3)
@@ -230,12 +237,12 @@ def fit(
         without = trial.unused(seen, seen.train, place, model)
 
         show("calibrating the noise")
-        sizes = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
+        sizes: dict[str, Any] = {"rate": rate, "draws": draws, "dimension": clipper.dimension}
         before = accountants.epsilon(spent, delta, accountant)
         if before >= epsilon and epsilon < math.inf:
             raise ConfigError("epsilon", epsilon, f"expected more than the {before:.6g} that `spent` has spent")
-        rule = After(spent) if spent else None
-        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, selection=rule, **sizes)
+        sizes |= {"selection": After(spent) if spent else None, "unit": protected}
+        plan = calibrate(chosen, epsilon=epsilon, delta=delta, accountant=accountant, **sizes)
         if trial.is_compiled(model):
             warnings.warn(
                 "model: training runs it without compilation; predictions use the compiled model", stacklevel=3
@@ -341,10 +348,10 @@ def fit(
         "average": average,
         "multiplicity": multiplicity,
         "defaults": defaults,
-        "adjacency": f"add or remove {'all records of one person' if of_person else 'one record'}",
-        "unit": "person" if of_person else "record",
+        "adjacency": UNITS[protected.kind].adjacency,
+        "unit": protected.kind,
         "sampling": "Poisson",
-        **({"unit_rows": unit_rows, "unit_column": unit_column} if of_person else {}),
+        **({"unit_rows": unit_rows, "unit_column": protected.name} if of_person else {}),
         **charged,
         **({"doubt": doubt} if doubt else {}),
         **without.record,

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,7 @@ from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, Unit
 from dpopt.training.reading import is_array, read_inputs
 from dpopt.training.statement import Statement
 from dpopt.training.subject import Adapter, Layout, Transform, unchanged
@@ -85,8 +86,14 @@ class FitResult:
         """The epsilon of the first `draw` draws, and of earlier runs; each costs up to a second.
 
         It is what a run of this length would have spent, `draw` being fixed before it.
+
+        Raises:
+            ConfigError: `draw` is no whole number from 0 to the number of planned draws.
         """
-        earlier = len(self.ledger) - self.record.get("draws_planned", self.record["draws"])
+        planned = self.record.get("draws_planned", self.record["draws"])
+        if not isinstance(draw, Integral) or not 0 <= draw <= planned:
+            raise ConfigError("draw", draw, f"expected a whole number from 0 to {planned}, the planned draws")
+        earlier = len(self.ledger) - planned
         taken = self.ledger.first(earlier + draw)
         return accountants.epsilon(taken, self.record["delta"], self.record["accountant"])
 
@@ -193,7 +200,7 @@ def load(
 
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
-        Damaged: a file was changed, or the ledger spends another epsilon than the record says.
+        Damaged: a file was changed, or the ledger has another unit or spends another epsilon than the record says.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
@@ -203,7 +210,10 @@ def load(
     if (place := folder / _PRIVATE).exists():
         private = _decoded(files.unsealed(files.content(place, math.inf), place))
         record, curve = record | private["scores"], private["curve"]
-    ledger = Ledger.from_json((folder / _LEDGER).read_text())
+    stated = Unit.stated(record)
+    ledger = Ledger.from_json((folder / _LEDGER).read_text(), stated)
+    if ledger.unit.kind != stated.kind:
+        raise Damaged(f"{folder / _LEDGER}: it is of the unit {ledger.unit}, the record says {stated}")
     # The record could state less than its ledger spends; the ledger is believed.
     spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
     if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):

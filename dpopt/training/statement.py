@@ -15,16 +15,8 @@ from html import escape
 from typing import Any
 
 from dpopt.privacy import accountants
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import UNITS, Ledger
 
-_METHODS = {
-    "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022; where its grid is too coarse or its "
-    "rounding too large, the smaller of dpopt's own distributions and Rényi differential privacy)",
-    "rdp": "Rényi differential privacy (dp-accounting; Mironov et al. 2019)",
-    "prv": "privacy random variables (Opacus; Gopi et al. 2021)",
-    "autodp": "Rényi differential privacy (autodp; Wang et al. 2019)",
-}
-"""Accountant -> its method and source."""
 _UNKNOWN = (
     "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
 )
@@ -41,7 +33,7 @@ class Statement:
 
     Attributes:
         private: whether there is a guarantee at all.
-        unit: of privacy: what one neighbouring data set has more than the other.
+        unit: of privacy, its ledger's: what one neighbouring data set has more than the other.
         adjacency, sampling: which data sets are neighbours, and how a draw is made.
         epsilon, delta: what the run spent, recomputed from its ledger.
         epsilon_target: what it was to spend at most.
@@ -56,7 +48,7 @@ class Statement:
         versions: of the packages that trained.
         unused: parameters that the loss never uses.
         unit_rows: rows of a person that count at most, where the unit is a person; else 0.
-        unit_column: the column that says whose row it is, where it has a name.
+        unit_column: the name of that unit: the column that says whose row it is.
         clip: the most that a record adds to a sum of gradients, as L2 norm; NaN where it is not one number.
         defaults: arguments that nobody chose.
         seed_is_secret: nobody knows the seed, which is kept nowhere.
@@ -105,17 +97,24 @@ class Statement:
             record, ledger: see `FitResult`.
             tuned: what was chosen by looking at these data, in sentences; empty says that nothing was. None takes what
                 the record says, if it was saved with that; else it is not known.
+
+        Raises:
+            ConfigError: the record's accountant is no upper bound.
         """
+        accountants.check_claim(record["delta"], record["accountant"])
         tuned = record.get("tuned") if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
         epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
         of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
+            "unit": ledger.unit.kind,
+            "unit_column": ledger.unit.name,
+            "adjacency": UNITS[ledger.unit.kind].adjacency,
             "epsilon": epsilon,
             "status": ", ".join(filter(None, [record["status"], record.get("doubt")])),
             "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
-            "not_covered": tuple(_not_covered(record)),
+            "not_covered": tuple(_not_covered(record, ledger.unit.kind)),
             "unused": tuple(record.get("unused", ())),
             "defaults": tuple(record.get("defaults", ())),
         }
@@ -139,16 +138,16 @@ class Statement:
         # As it was written: the float 1e-5 is a little more, and would be rounded up.
         delta, exact = Decimal(repr(self.delta)), Context(prec=20, Emax=MAX_EMAX)  # no float holds e to this power
         factor = _up(Decimal(self.epsilon).exp(exact), 3)
-        who = "any one record was" if self.unit == "record" else "all records of any one person were"
         # To be quoted alone, the sentence holds all that it depends on.
         limits = "" if self.seed_is_secret else ", for everyone who does not know the seed"
         if self.tuned != _NONE:
             chosen = "of which nothing is known" if self.tuned == _UNKNOWN else "see below"
             limits += f"; choices that looked at these data, {chosen}, are not counted"
         yield (
-            f"In words: whether {who} among the training data changes the probability of anything that the model may "
-            f"show by a factor of at most {factor} (e to the power of epsilon), but for a probability of at most "
-            f"{_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} of 1/{self.examples}){limits}."
+            f"In words: whether {UNITS[self.unit].was} among the training data changes the probability of anything "
+            f"that the model may show by a factor of at most {factor} (e to the power of epsilon), but for a "
+            f"probability of at most {_up(delta, 3)} (delta, {_up(delta * self.examples, 3)} of "
+            f"1/{self.examples}){limits}."
         )
         yield (
             f"Guarantee: {self.unit}-level (epsilon, delta)-differential privacy, epsilon = {_up(self.epsilon)} at "
@@ -173,7 +172,7 @@ class Statement:
                 f"The run was stopped after {self.draws} of {self.draws_planned} draws. Whoever stopped it may have "
                 f"looked at what was released, so epsilon is that of all {self.draws_planned} draws."
             )
-        method = _METHODS.get(self.accountant, self.accountant)
+        method = accountants.ACCOUNTANTS[self.accountant].method
         yield f"Accounting: {self.accountant}, {method}, from the run's ledger."
         yield f"Choices: {' '.join(self.tuned)}"
         yield "Not covered:"
@@ -202,18 +201,14 @@ class Statement:
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 
 
-def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
+def _not_covered(record: Mapping[str, Any], unit: str) -> Iterator[str]:
     if not record["seed_is_secret"]:
         yield (
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    unit = record["unit"]
-    several = "such as all those of one person" if unit == "record" else "such as a family"
-    yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
+    yield f"Several {unit}s at once, {UNITS[unit].several}: only the presence of a single {unit} is hidden as stated."
     yield f"The number of {unit}s, and the names of columns and classes: they are taken as public."
-    if record.get("draws_before") and unit == "person":
-        yield "Earlier runs that protected single rows: a ledger does not say of whom its draws are."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
         "The trial before training, which looks at a few records without noise: that there was an error, a warning or "

@@ -17,6 +17,7 @@ from dpopt.privacy import (
     Plan,
     ReplayOracle,
     TraceOracle,
+    Unit,
     UnplannedRelease,
     sampling,
 )
@@ -270,6 +271,8 @@ def test_a_continued_oracle_leaves_its_ledger_alone():
     with asked.draw() as batch:
         batch.gradient(torch.zeros(D), Abadi(1.0))
     assert (len(taken), asked.draws_left, asked.ledger) == (1, 0, planned.ledger)
+    with pytest.raises(ConfigError, match=r"^ledger: 'person' .* the plan's unit, record"):
+        oracle(planned, ledger=Ledger(taken, Unit("person")))
 
 
 def test_bad_bounds_and_mismatched_plans():

@@ -13,11 +13,14 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
+import dpopt
 from dpopt import clipping
 from dpopt.clipping import Abadi
 from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
-from dpopt.training import persons
+from dpopt.files import Damaged
+from dpopt.privacy import Ledger, Unit
+from dpopt.training import persons, saved
 from dpopt.training.subject import Layout, Subject
 from dpopt.workloads.base import Split
 
@@ -160,11 +163,41 @@ def test_rows_of_a_person_that_repeat_are_no_persons_of_their_own():
         short.fit(train=data, unit=[*range(30)] * 2, batch_size=10)
 
 
-def test_earlier_runs_are_to_have_protected_persons_too():
-    first = short.fit(epsilon=1.0)
-    with pytest.warns(UserWarning, match="spent: epsilon is of persons only if the earlier runs had this `unit`"):
-        second = short.fit(unit=[row // 3 for row in range(60)], batch_size=5, spent=first.ledger)
-    assert "- Earlier runs that protected single rows" in str(second.statement())
+WHO = [row // 3 for row in range(60)]
+OF_WHO = {"unit": WHO, "unit_name": "who", "batch_size": 5}
+
+
+@pytest.fixture(scope="module")
+def by_who():
+    return short.fit(**OF_WHO, epsilon=1.0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"unit": WHO}, {"unit": "house"}])
+def test_runs_of_several_units_are_not_added_up(by_who, changes):
+    with pytest.raises(ConfigError, match=r"^spent: 'person who and .* train all runs by the same `unit`"):
+        short.fit(train="read after that", spent=by_who.ledger, **changes)
+
+
+def test_a_person_is_the_same_in_two_runs_if_both_name_it(by_who):
+    second = short.fit(**OF_WHO, spent=by_who.ledger)
+    assert second.ledger.starts_with(by_who.ledger)
+    assert "the column who. Of each person" in str(second.statement())
+    nameless = short.fit(unit=WHO, batch_size=5, epsilon=1.0).ledger
+    with pytest.raises(ConfigError, match=r"^spent: 'person' .* each run says so by `unit_name`"):
+        short.fit(unit=WHO, batch_size=5, spent=nameless)
+    assert Ledger(nameless, Unit("person", "who")) == by_who.ledger != nameless
+
+
+def test_a_saved_ledger_is_of_the_persons_of_its_record(by_who, tmp_path, monkeypatch):
+    folder = by_who.save(tmp_path / "run")
+    monkeypatch.setattr(saved, "_check", lambda _: None)
+    assert dpopt.load(folder).ledger == by_who.ledger
+    (folder / "ledger.json").write_text(Ledger(list(by_who.ledger)).to_json())  # as earlier versions wrote it
+    assert dpopt.load(folder).ledger == by_who.ledger
+    (folder / "ledger.json").write_text(Ledger(by_who.ledger, Unit("person")).to_json())
+    (folder / "record.json").write_text((folder / "record.json").read_text().replace('"person"', '"record"'))
+    with pytest.raises(Damaged, match="of the unit person, the record says record"):
+        dpopt.load(folder)
 
 
 def test_whoever_has_too_many_rows_is_told():

@@ -23,7 +23,7 @@ from dpopt.bars import watched
 from dpopt.cells import identity
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
-from dpopt.privacy.ledger import Ledger
+from dpopt.privacy.ledger import Ledger, Unit
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
@@ -126,7 +126,8 @@ def _run(where: str, load: Callable[[], Run], tally: Counter[str], verified: Ver
     """Verify a run, called `where`; what is no mismatch and yet limits what it is worth goes to `tally`."""
     try:
         run = load()
-        claims = Claims(where, Ledger.from_json(json.dumps(run.ledger)), run.record, run.curve)
+        ledger = Ledger.from_json(json.dumps(run.ledger), Unit.stated(run.record))
+        claims = Claims(where, ledger, run.record, run.curve)
         origin = dict(run.record["provenance"])
     except FileNotFoundError:
         verified.checked["unfinished"] += 1

@@ -30,8 +30,6 @@ from dpopt.store.runs import UNREADABLE
 _SAME = 1e-6
 """Relative difference allowed between two epsilons of one accountant: its versions differ in last places."""
 _LAST_PLACES = 1e-12
-TIGHT = ("pld", "prv")
-"""Accountants whose bounds are the truth but for discretisation."""
 _ABSOLUTE, _RELATIVE = 0.02, 0.002
 """Difference allowed between two tight accountants. `prv` adds its discretisation error of 0.01 to an epsilon that may
 itself be wrong by as much; the rest is for the grid of `pld`, which is felt in runs of over 10^4 draws."""
@@ -106,6 +104,8 @@ def _stated(claims: Claims) -> Iterator[Finding]:
         yield Finding(claims.where, "provenance", "all there", f"no {', '.join(missing)}")
     for key in {"delta", "accountant"} & claims.numbers.keys():  # older records lack the accountant, their cells do not
         yield from claims.expect(key, claims.numbers[key], claims.cell[key])
+    kind = claims.ledger.unit.kind
+    yield from claims.expect("unit", claims.numbers.get("unit", kind), kind)
     if "private" in claims.numbers:
         yield from claims.expect("private", claims.numbers["private"], claims.target < math.inf)
     stated, whole = float(claims.numbers["epsilon_target"]), claims.cell.get("selection", {}).get("total")
@@ -140,6 +140,7 @@ def _noise(claims: Claims) -> Iterator[Finding]:
 def _epsilon(claims: Claims) -> Iterator[Finding]:
     """The epsilon of the ledger, by the accountant of record and by a second one."""
     stated, accountant = float(claims.numbers["epsilon"]), claims.cell["accountant"]
+    accountants.check_claim(claims.cell["delta"], accountant)
     yield from claims.expect("epsilon", stated, claims.spent(), _SAME)
     second = second_opinion(claims.ledger, claims.cell["delta"], accountant)
     if disagrees(stated, second, accountant):
@@ -241,7 +242,7 @@ def disagrees(
     # A rule that takes a single run to spend a share of the search divides both by it, and their errors with them.
     # A bound that is not tight may lie far above the truth, but no bound may lie below it.
     slack = _ABSOLUTE / (rule.share if isinstance(rule, Simulated) else 1.0) + _RELATIVE * second
-    is_bound = is_bound or isinstance(rule, BestOf) or accountant not in TIGHT
+    is_bound = is_bound or isinstance(rule, BestOf) or not accountants.ACCOUNTANTS[accountant].is_tight
     return claimed < second - slack or (not is_bound and claimed > second + slack)
 
 
