@@ -38,6 +38,7 @@ class Cell:
         diagnostics: True if gradient norms and what is computed from them go into the curve; they are not private.
         average: decay of the weights in the average of the parameters, which is evaluated and is the result; 0 for
             none, see `Averaged`. It changes no release.
+        grid: True where releases are rounded to a public grid, see `BaseOracle`: where the data are a user's own.
     """
 
     workload: dict[str, Any]
@@ -54,6 +55,7 @@ class Cell:
     untrained: bool = False
     diagnostics: bool = False
     average: float = 0.0
+    grid: bool = False
 
     def content(self) -> dict[str, Any]:
         """The cell as plain JSON data; infinity becomes "inf"."""

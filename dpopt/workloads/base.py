@@ -96,6 +96,14 @@ class Workload(Checked):
         """Number N of training records; public."""
         return self.pool - self.validation
 
+    @property
+    def is_public(self) -> bool:
+        """True where dpopt brings the data. Of other data it is not known if results may tell of single records."""
+        from dpopt.workloads.data import catalogue  # the package of which imports this file
+
+        name = getattr(self, "data", "")
+        return type(self).__module__.startswith("dpopt.") and not (name and catalogue.entry(name).origin)
+
     def check(self) -> None:
         """Raise `ConfigError` now if the fields do not go together; cheap, and needs neither data nor weights."""
 
