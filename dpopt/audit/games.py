@@ -122,7 +122,8 @@ def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, 
     def run(is_in: bool, seeds: tuple[int, int]) -> float:
         # All other records contribute nothing, so they are left out of both runs.
         records = (x, y) if is_in else (x[:0], y[:0])
-        transcript, _ = played(optimizer, engine, records, plan, seeds, examples=PUBLIC_EXAMPLES, grid=grid)
+        options: dict[str, Any] = {"examples": PUBLIC_EXAMPLES, "grid": grid}
+        transcript, _ = played(optimizer, engine, records, plan, seeds, **options)
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * PUBLIC_EXAMPLES)
 
     return play_both(run, trials, seed)

@@ -150,7 +150,7 @@ class BaseOracle(_Single):
         noise: noise multiplier of each kind of release.
         ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
-        grid: True if releases with noise are rounded to a public grid, see `sampling.round_to_grid`.
+        grid: True if releases with noise are rounded to a public grid (`sampling.round_to_grid`).
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class BaseOracle(_Single):
             self._drawing.release()
 
     def answer(self, charged: Charged) -> Release:
-        """The release for a charged query: (sum + noise) / expected batch, on the grid, and the public centre."""
+        """The release for a charged query: (sum + noise) / expected batch, rounded, and the public centre."""
         asked = charged.asked
         total = self._sum(asked, charged.records)
         # An infinite sensitivity without noise would be 0 * inf, which is not a number.

@@ -130,15 +130,15 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
 
 
 def grid_step(std: float | Tensor) -> Any:
-    """The step of the grid for releases with noise of this `std`: the largest power of two up to std 2^-12.
+    """The step of the grid for releases with noise of this `std`: a power of two in (std 2^-13, std 2^-12].
 
-    A std is taken as at least 2^-114, as float32 has no normal numbers for the step of a smaller one.
+    A std is taken as at least 2^-114, as float32 has no normal number for a smaller one's step.
     """
     # By the mantissa, in [1/2, 1): a logarithm could be rounded up to the next whole number.
     if not isinstance(std, Tensor):
         std = max(std, _LEAST_STD)
         return std / math.frexp(std)[0] * 2.0**-13
-    std = std.clamp(_LEAST_STD, _MOST_STD)  # its value is not looked at, as a GPU would be waited for
+    std = std.clamp(_LEAST_STD, _MOST_STD)  # not looked at, as a GPU would be waited for
     return std / torch.frexp(std).mantissa * 2.0**-13
 
 
@@ -148,12 +148,13 @@ def round_to_grid(values: Tensor, std: float | Tensor) -> None:
     Float32 numbers beyond 2^11 std, or a little earlier, are such multiples already.
 
     Args:
-        std: of their noise, one for all, or [n]. A float that is 0 or not finite has no grid; a tensor
-            is positive, as sensitivities are.
+        std: of their noise, one for all, or [n]. A float that is 0 or not finite has no grid; a
+            tensor is positive, as sensitivities are.
     """
     if isinstance(std, Tensor) or 0 < std < math.inf:
         step = grid_step(std)
-        values.mul_(1 / step).round_().mul_(step)  # by powers of two, so that nothing else is rounded
+        # Powers of two: nothing is rounded but by `round_`.
+        values.mul_(1 / step).round_().mul_(step)
 
 
 def _long_tailed(like: Tensor, generator: torch.Generator) -> Tensor:

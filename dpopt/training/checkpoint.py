@@ -107,7 +107,7 @@ class Checkpoint:
         self.saved: dict[str, Any] | None = None
         self.seeds: tuple[int, int] | None = None  # of draws and of noise; None before the run has begun
         self.start: str | None = None  # the digest of the parameters that it began with
-        self.grid = True  # releases are rounded to a grid; a run that began before there was one ends without
+        self.grid = True  # of releases; a run that began before there was one ends without it
         self.has_ended = False  # no draw is taken any more, be there some left
         if self.path is None:
             return

@@ -98,11 +98,12 @@ class Workload(Checked):
 
     @property
     def is_public(self) -> bool:
-        """True where dpopt brings the data. Of other data it is not known if results may tell of single records."""
+        """True where dpopt brings the data. Of others it is not known if results may tell of one record."""
         from dpopt.workloads.data import catalogue  # the package of which imports this file
 
         name = getattr(self, "data", "")
-        return type(self).__module__.startswith("dpopt.") and not (name and catalogue.entry(name).origin)
+        is_own = bool(name) and bool(catalogue.entry(name).origin)
+        return type(self).__module__.startswith("dpopt.") and not is_own
 
     def check(self) -> None:
         """Raise `ConfigError` now if the fields do not go together; cheap, and needs neither data nor weights."""

@@ -1,6 +1,6 @@
 import pytest
 
-from dpopt.audit import controls, mistakes
+from dpopt.audit import controls
 
 CONTROLS = [
     pytest.param(control, id=control.name, marks=pytest.mark.slow if control.name == "separate_subsamples" else [])
@@ -23,10 +23,3 @@ def test_a_mistake_is_flagged_and_its_repair_is_not(control):
         assert plan.delta == control.delta
         assert all(noise > 0 for noise in plan.noise.values())
         assert 0.99 * control.epsilon < plan.epsilon <= control.epsilon
-
-
-@pytest.mark.parametrize("examples", [64, 96])
-def test_last_bits_tell_for_any_batch_size(examples):
-    bare, on_grid = (mistakes._last_bits(is_repaired, examples) for is_repaired in (False, True))
-    assert bare.run(True, (1, 2)) == 0 > bare.run(False, (1, 2))
-    assert on_grid.run(True, (1, 2)) == on_grid.run(False, (1, 2)) == 0
