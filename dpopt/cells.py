@@ -38,6 +38,8 @@ class Cell:
         diagnostics: True if gradient norms and what is computed from them go into the curve; they are not private.
         average: decay of the weights in the average of the parameters, which is evaluated and is the result; 0 for
             none, see `Averaged`. It changes no release.
+        grid: True where releases are rounded to a public grid (see `BaseOracle`), as those of a
+            user's own data are.
     """
 
     workload: dict[str, Any]
@@ -54,6 +56,7 @@ class Cell:
     untrained: bool = False
     diagnostics: bool = False
     average: float = 0.0
+    grid: bool = False
 
     def content(self) -> dict[str, Any]:
         """The cell as plain JSON data; infinity becomes "inf"."""

@@ -139,6 +139,7 @@ def _optimizer(label: str, cell: Cell, chosen: AuditKeys) -> dict[str, Any]:
         engine=engine,
         x=x,
         y=train.y,
+        grid=cell.grid,
         seed=derive("audit", label, cell.epsilon, chosen.seed),  # rows are evidence of their own
     )
     return dataclasses.asdict(result) | {"trials": (result.trials, result.trials)}

@@ -53,6 +53,7 @@ def audit(
     seed: int = 0,
     significance: float = 0.05,
     game_draws: int | None = None,
+    grid: bool = False,
 ) -> Result:
     """Calibrate `optimizer` and try to prove that it spends more than it claims.
 
@@ -63,6 +64,7 @@ def audit(
         engine, x, y: the model and its records; without them there is no training run.
         significance: probability with which each bound may exceed the truth.
         game_draws: of a run in the worst-case game, for the same epsilon; fewer make it quicker. None: `draws`.
+        grid: see `DataOracle`.
 
     Raises:
         ConfigError: a value out of range, an epsilon that needs no noise, or an engine without records.
@@ -77,12 +79,14 @@ def audit(
     level: dict[str, Any] = {"delta": delta, "significance": significance}
     # Chosen on a simulation of the ledger, the threshold costs none of the runs.
     threshold = likely_threshold(*simulated(game.ledger, size=10_000), trials=trials, **level)
-    worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, seed=seed), threshold=threshold, **level)
+    worst = clopper_pearson(
+        *worst_case(optimizer, game, trials=trials, seed=seed, grid=grid), threshold=threshold, **level
+    )
     single = single_fdp = None
     # The training run keeps the plan's noise: what is audited is what a user runs.
     if engine is not None and x is not None and y is not None:
         trained = replace(plan, dimension=engine.dimension)
-        scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed)
+        scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed, grid=grid)
         single, single_fdp = one_run(*scores, **level), one_run(*scores, **level, is_gaussian=True)
     return Result(
         epsilon=max(plan.epsilon, game.epsilon),

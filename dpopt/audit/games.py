@@ -95,23 +95,25 @@ def played(
     *,
     oracle: type[DataOracle] = DataOracle,
     examples: int | None = None,
+    grid: bool = False,
 ) -> tuple[Transcript, Vector]:
     """All releases of a run, and the last parameters; `seeds` are those of draws and noise."""
     transcript: Transcript = []
     options = {"draw_seed": seeds[0], "noise_seed": seeds[1], "transcript": transcript, "examples": examples}
-    answering: Any = oracle(engine, *records, plan, **options)
+    answering: Any = oracle(engine, *records, plan, **options, grid=grid)
     state = optimizer.init(engine.theta)
     while answering.draws_left:
         state = optimizer.step(state, answering)
     return transcript, state[0]
 
 
-def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0) -> Scores:
+def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, grid: bool = False) -> Scores:
     """Log-likelihood ratios of whole runs, `trials` with the worst record in the data and as many without it.
 
     The two data sets are neighbours under add/remove; both divide by the expected batch of the same public number of
     examples. With the score the exact likelihood ratio of all releases, no adversary does better: the true trade-off
-    curve of these scores is the one that the ledger of the plan stands for. ConfigError for no trial, or no noise.
+    curve of these scores is the one that the ledger of the plan stands for. `grid`: see `DataOracle`.
+    ConfigError for no trial, or no noise.
     """
     require_noise(plan)
     engine, (x, y) = Prescribed(plan.dimension), canary(plan.dimension)
@@ -120,7 +122,8 @@ def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0) 
     def run(is_in: bool, seeds: tuple[int, int]) -> float:
         # All other records contribute nothing, so they are left out of both runs.
         records = (x, y) if is_in else (x[:0], y[:0])
-        transcript, _ = played(optimizer, engine, records, plan, seeds, examples=PUBLIC_EXAMPLES)
+        options: dict[str, Any] = {"examples": PUBLIC_EXAMPLES, "grid": grid}
+        transcript, _ = played(optimizer, engine, records, plan, seeds, **options)
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * PUBLIC_EXAMPLES)
 
     return play_both(run, trials, seed)
@@ -253,6 +256,7 @@ def one_run_scores(
     plan: Plan,
     canaries: int,
     seed: int = 0,
+    grid: bool = False,
 ) -> Scores:
     """Scores of the canaries of one training run (Steinke et al. 2023, with gradient canaries).
 
@@ -271,7 +275,7 @@ def one_run_scores(
     rows = torch.arange(len(x) + canaries, device=x.device)
     draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
     wrapped = _WithCanaries(engine, x, y, coordinates, members)
-    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise))
+    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise), grid=grid)
     u, scores = 1 / plan.noise[GRADIENT], np.zeros(canaries)
     for releases, of_draw in zip(transcript, kinds_of(optimizer, plan), strict=True):
         exponents = np.zeros_like(scores)

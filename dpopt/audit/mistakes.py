@@ -54,10 +54,12 @@ class _Mechanism(NamedTuple):
     x: Tensor
     y: Tensor
     examples: int = PUBLIC_EXAMPLES
+    grid: bool = False
 
     def run(self, is_in: bool, seeds: tuple[int, int]) -> float:
         records = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
         options: dict[str, Any] = {"oracle": self.oracle, "examples": self.examples}
+        options["grid"] = self.grid
         return self.score(*played(self.optimizer, self.engine, records, self.plan, seeds, **options))
 
 
@@ -100,6 +102,7 @@ def controls() -> tuple[Control, ...]:
             _separate_subsamples,
             threshold=9.5,
         ),
+        Control("last_bits", "releases keep all bits of float32 sums", 1.0, 1e-5, few, _last_bits),
     )
 
 
@@ -229,6 +232,25 @@ def _shared_noise(is_repaired: bool) -> _Mechanism:
         return first - second
 
     return _with_canary(_Plain(rule=_with_two_queries), score, DataOracle if is_repaired else _SharedNoise)
+
+
+def _last_bits(is_repaired: bool) -> _Mechanism:
+    """The canary alone moves coordinates, each by g. Sums near 0 are then g plus noise near -g.
+
+    As float32 numbers, these are multiples of g 2^-24, while noise alone has smaller bits.
+    """
+    width, examples, optimizer = 2**18, 96, _Plain()
+    g = width**-0.5
+
+    def score(transcript: Transcript, theta: Vector) -> float:
+        total = transcript[0][0].value.double() * examples
+        multiples = total[total.abs() < g / 8] * 2**24 / g
+        # As 96 is no power of two, the division was rounded, which moves these by 1/8 at most.
+        return -float(((multiples - multiples.round()).abs() > 1 / 8).sum())
+
+    x, y = torch.ones(1, width, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    plan, engine = _one_draw(optimizer, width, 1.0), Prescribed(width)
+    return _Mechanism(optimizer, plan, score, DataOracle, engine, x, y, examples, is_repaired)
 
 
 def _with_canary(

@@ -93,13 +93,14 @@ class DataOracle(BaseOracle):
         draw_seed: decides who is in each draw (and dropout), see `sampling`.
         noise_seed: decides the noise. Secret, if the model is to be published.
         physical_batch: the most examples per call of the engine, which decides by default. Releases are the same for
-            any, to rounding, unless the model or `transform` is random.
+            any, to rounding or a step of the grid, unless the model or `transform` is random.
         transform: inputs as they are stored, [n, ...] on `device`, -> the model's inputs; may draw random numbers.
         device: where the engine computes; by default where `x` is.
         ledger: draws that an interrupted run has already taken; the oracle goes on after them.
         transcript: where given, every release is kept in it (for `ReplayOracle`).
         watch: where given, called with what the engine sees, for diagnostics; no optimizer can reach it.
         examples: the public number N of records; by default, and but for an audit, that of the rows.
+        grid: see `BaseOracle`; on wherever releases are of a user's records.
         processes: those that answer together, each over all records. Making the oracle waits for the others.
 
     Raises:
@@ -123,6 +124,7 @@ class DataOracle(BaseOracle):
         transcript: Transcript | None = None,
         watch: Callable[[Seen], None] | None = None,
         examples: int | None = None,
+        grid: bool = False,
         processes: Processes = ALONE,
     ) -> None:
         self._device = device or x.device
@@ -134,6 +136,7 @@ class DataOracle(BaseOracle):
             noise=plan.noise,
             planned=plan.ledger,
             ledger=ledger,
+            grid=grid,
         )
         with processes.together() as settle:
             if engine.dimension != plan.dimension:
@@ -156,7 +159,7 @@ class DataOracle(BaseOracle):
                 self._device,
                 records=[list(x.shape), list(y.shape), digest(x, y)],
                 parameters=digest(engine.theta),
-                plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json()],
+                plan=[dict(plan.noise), plan.rate, plan.draws, plan.ledger.to_json(), grid],
                 seeds=[sampling.REVISION, draw_seed, noise_seed],
                 ledger=self.ledger.to_json(),
             )

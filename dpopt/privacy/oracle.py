@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from dpopt.errors import ConfigError
+from dpopt.privacy import sampling
 from dpopt.privacy.ledger import Draw, Ledger, Plan, Unit
 from dpopt.privacy.opaque import opaque
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
@@ -149,6 +150,7 @@ class BaseOracle(_Single):
         noise: noise multiplier of each kind of release.
         ledger: the draws that are taken; its length is the number of the next one.
         space: how vectors and numbers are read.
+        grid: True if releases with noise are rounded to a public grid (`sampling.round_to_grid`).
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class BaseOracle(_Single):
         planned: Ledger | None = None,
         ledger: Ledger | None = None,
         layout: Layout | None = None,
+        grid: bool = False,
     ) -> None:
         self.space, self.dimension = space, space.dimension
         self.layout = layout or space.layout or whole(space.dimension)
@@ -169,6 +172,7 @@ class BaseOracle(_Single):
         self.expected_batch = expected_batch
         self.draws_total = draws
         self.noise = MappingProxyType(noise)
+        self.grid = grid
         unit = Unit() if planned is None else planned.unit
         begun = ledger or Ledger(unit=unit)
         if begun.unit != unit:
@@ -217,15 +221,20 @@ class BaseOracle(_Single):
             self._drawing.release()
 
     def answer(self, charged: Charged) -> Release:
-        """The release for a charged query: (sum + noise) / expected batch, and the public centre."""
+        """The release for a charged query: (sum + noise) / expected batch, rounded, and the public centre."""
         asked = charged.asked
         total = self._sum(asked, charged.records)
         # An infinite sensitivity without noise would be 0 * inf, which is not a number.
         std = charged.noise * asked.sensitivity if charged.noise else 0.0
         self._add_noise(total, std, charged)
+        mean = total.div_(self.expected_batch)
+        std = std / self.expected_batch
+        # Of the sum over all processes, so that all have the same bits.
+        if self.grid:
+            sampling.round_to_grid(mean, std)
         # A tensor of its own over the same memory: how often a sum was changed in place tells how many records it had.
-        mean = total.div_(self.expected_batch).data
-        return Release(mean if asked.centre is None else mean.add_(asked.centre), std / self.expected_batch)
+        mean = mean.data
+        return Release(mean if asked.centre is None else mean.add_(asked.centre), std)
 
     def _sum(self, asked: Asked, records: Any) -> Tensor:
         """The sums of a query over the records of a draw: a new tensor, [d] for a gradient, else [m] float64."""

@@ -15,8 +15,11 @@ kind of processor they may differ in the last places. Float64 noise (all losses 
 random bits a number and an end beyond 12 standard deviations. A tail that ends breaks a claim whose delta is as small
 as the mass beyond: torch's normals on a GPU end at 6.8, so each number there is the sum of two of them over sqrt(2).
 
-Not promised: exactness ((epsilon, delta) is proved for real numbers, while releases are neither rounded to a common
-grid nor is their noise discrete, see Mironov 2012 for Laplace noise); secrecy of a public seed (an accountant's
+Last bits tell: where a sum is 0, sum + noise has all of the noise's small bits, and elsewhere it lies on a coarser grid
+(Mironov 2012, for Laplace noise). `round_to_grid` makes that grid one for all sums.
+
+Not promised: exactness ((epsilon, delta) is proved for real numbers, while noise and sums are float32, see
+`docs/guide/sharp_edges.md` for what that leaves); secrecy of a public seed (an accountant's
 epsilon assumes that nobody can compute the noise, nor who is in a draw: `secret_seed` is for models that are
 published, while the seeds of a benchmark are public, and its models for measuring); cryptography everywhere (Philox is
 no cipher, a GPU's is seeded with 63 bits, and the key of float64 noise is the noise seed itself); even timing (how
@@ -49,6 +52,8 @@ CPU_BLOCK, DEVICE_BLOCK = 2**15, 2**24
 """Normals made at once: on the CPU as many as stay in its cache, on a device few calls and little memory."""
 
 
+_LEAST_STD, _MOST_STD = 2.0**-114, 2.0**127
+"""The range of a std whose grid's step, and one over it, are normal float32 numbers."""
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -122,6 +127,34 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
         generator = torch.Generator(total.device).manual_seed(derive(seed, draw, release) >> 65)
         for part in total.split(DEVICE_BLOCK):
             part.add_(_long_tailed(part, generator).mul_(std))
+
+
+def grid_step(std: float | Tensor) -> Any:
+    """The step of the grid for releases with noise of this `std`: a power of two in (std 2^-13, std 2^-12].
+
+    A std is taken as at least 2^-114, as float32 has no normal number for a smaller one's step.
+    """
+    # By the mantissa, in [1/2, 1): a logarithm could be rounded up to the next whole number.
+    if not isinstance(std, Tensor):
+        std = max(std, _LEAST_STD)
+        return std / math.frexp(std)[0] * 2.0**-13
+    std = std.clamp(_LEAST_STD, _MOST_STD)  # not looked at, as a GPU would be waited for
+    return std / torch.frexp(std).mantissa * 2.0**-13
+
+
+def round_to_grid(values: Tensor, std: float | Tensor) -> None:
+    """Round released `values` [n], in place, to whole multiples of `grid_step(std)`.
+
+    Float32 numbers beyond 2^11 std, or a little earlier, are such multiples already.
+
+    Args:
+        std: of their noise, one for all, or [n]. A float that is 0 or not finite has no grid; a
+            tensor is positive, as sensitivities are.
+    """
+    if isinstance(std, Tensor) or 0 < std < math.inf:
+        step = grid_step(std)
+        # Powers of two: nothing is rounded but by `round_`.
+        values.mul_(1 / step).round_().mul_(step)
 
 
 def _long_tailed(like: Tensor, generator: torch.Generator) -> Tensor:

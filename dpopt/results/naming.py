@@ -51,7 +51,7 @@ def _apart(
     return [fields[json.dumps(spec, sort_keys=True)] for spec in specs]
 
 
-_OF_A_ROW = {"accountant": "", "average": 0.0, "diagnostics": False, "kernel": 1}
+_OF_A_ROW = {"accountant": "", "average": 0.0, "diagnostics": False, "grid": False, "kernel": 1}
 """Fields of a cell, with defaults, that make rows of their own within a label, as its optimizer's revision does."""
 
 

@@ -137,6 +137,7 @@ def prepare(
         device=place,
         ledger=reached.ledger,
         watch=diagnostics,
+        grid=cell.grid,
         processes=processes,
     )
     model.train()

@@ -5,9 +5,10 @@ no GPU itself. A worker that dies costs the cell that it was running one attempt
 A worker also ends after a cell that fails, so that memory which the cell still holds is freed; another takes its place.
 
 With the engine `span` a worker is a group of `torch.distributed` (see `privacy.distributed`), for cells too large for
-one GPU: all of its processes train each cell together. Their number changes what is released only by rounding, and by
-the random numbers that a random model draws. The first process takes cells and writes. Where anything but a result
-comes out of a cell, the group is out of step and ends, and a new one begins.
+one GPU: all of its processes train each cell together. Their number changes what is released only by rounding (of some
+coordinates by a step of the grid, where there is one), and by the random numbers that a random model draws. The first
+process takes cells and writes. Where anything but a result comes out of a cell, the group is out of step and ends, and
+a new one begins.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from dpopt.store.runs import Store
 from dpopt.training import checkpoint
 from dpopt.training.checkpoint import Elapsed, Reached
 from dpopt.types import Vector
-from dpopt.workloads import data
 from dpopt.workloads.base import Workload
 
 CHECKPOINT_SECONDS = 60.0
@@ -164,11 +163,8 @@ def _record(ready: Prepared, state: Any) -> dict[str, Any]:
 
 
 def _right(of: Workload, scores: NDArray[np.float64]) -> dict[str, str]:
-    """Which test records are right, where `scores` says so and the records are of data that dpopt brings."""
-    name = getattr(of, "data", "")
-    # Of other data it is not known whether results may tell of each record.
-    is_public = type(of).__module__.startswith("dpopt.") and not (name and data.entry(name).origin)
-    return {"right": packed(scores == 1)} if is_public and np.isin(scores, (0, 1)).all() else {}
+    """Which test records are right, where `scores` says so and the records are public."""
+    return {"right": packed(scores == 1)} if of.is_public and np.isin(scores, (0, 1)).all() else {}
 
 
 def _charge(ready: Prepared, final: dict[str, Any], examples: int) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Row:
             untrained=run.untrained,
             diagnostics=suite.diagnostics,
             average=self.setting.average,
+            grid=not self.workload.is_public,
         )
         return Planned(
             cell,

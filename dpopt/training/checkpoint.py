@@ -107,12 +107,14 @@ class Checkpoint:
         self.saved: dict[str, Any] | None = None
         self.seeds: tuple[int, int] | None = None  # of draws and of noise; None before the run has begun
         self.start: str | None = None  # the digest of the parameters that it began with
+        self.grid = True  # of releases; a run that began before there was one ends without it
         self.has_ended = False  # no draw is taken any more, be there some left
         if self.path is None:
             return
         try:
             saved = parse(read_checked(self.path), device)
             Ledger.from_json(saved["ledger"])
+            self.grid = "grid" in saved
             self.saved = {key: saved[key] for key in ("run", "seeds", "start", "leaves", "ledger", "elapsed", "curve")}
         except FileNotFoundError:
             return
@@ -148,7 +150,8 @@ class Checkpoint:
             return
         # Whoever has the seeds can take the noise away, so they go as soon as nothing needs them.
         seeds = [] if has_ended else [f"{seed:032x}" for seed in self.seeds]
-        content = dump(there, run=self._run, seeds=seeds, start=self.start)
+        grid = {"grid": True} if self.grid else {}
+        content = dump(there, run=self._run, seeds=seeds, start=self.start, **grid)
         try:
             write_checked(self.path, content, is_secret=True)
         except OSError as error:  # a full disk: the file as it was is enough to go on from

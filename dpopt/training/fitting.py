@@ -272,7 +272,8 @@ def fit(
             processes.agree(place, model=digest(*subject.model.state_dict().values()), checkpoint=file.seeds)
         if file.seeds is None:
             source = processes.gather(secret_seed())[0] if seed is None else seed
-            apart = [*stated, plan.noise, examples, precision, multiplicity, *processes.gather(list(code.values()))[0]]
+            apart = [*stated, plan.noise, examples, precision, multiplicity, "grid"]
+            apart += processes.gather(list(code.values()))[0]
             # Draws that two runs of one seed shared would cost more than their ledgers say together.
             draw_source = derive(source, spent.to_json()) if spent else source
             file.seeds = _seeds(draw_source, apart, seen, clipper, processes, [engine, size])
@@ -296,6 +297,7 @@ def fit(
             transform=seen.transform,
             device=place,
             ledger=begin.ledger,
+            grid=file.grid,
             processes=processes,
         )
         show("training: draws", 0, plan.draws)
@@ -353,6 +355,7 @@ def fit(
         "sampling": "Poisson",
         **({"unit_rows": unit_rows, "unit_column": protected.name} if of_person else {}),
         **charged,
+        **({"grid": True} if file.grid else {}),
         **({"doubt": doubt} if doubt else {}),
         **without.record,
         **({"evaluation": clipper.way} if clipper.way != "batch" else {}),

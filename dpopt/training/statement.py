@@ -23,6 +23,15 @@ _UNKNOWN = (
 _NONE = (
     "Whoever made this statement says that there was no other run on these data, and no choice by looking at them.",
 )
+_ROUNDED = (
+    "The last digits of floating-point numbers: the guarantee is proved for real numbers, and the noise is rounded."
+)
+_ON_THE_GRID = (
+    "Floating-point numbers: the guarantee is proved for real numbers. Each release is rounded to a public grid, but "
+    "noise and sum are rounded before: a coordinate m standard deviations from zero is beside its place on the grid "
+    "with a probability of about (3 + 2m) / 1000 at most."
+)
+"""Of float32 noise; the reasons are in `docs/guide/sharp_edges.md`."""
 _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 
@@ -225,9 +234,7 @@ def _not_covered(record: Mapping[str, Any], unit: str) -> Iterator[str]:
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
             "private; that it read nothing else was not enforced."
         )
-    yield (
-        "The last digits of floating-point numbers: the guarantee is proved for real numbers, and the noise is rounded."
-    )
+    yield _ON_THE_GRID if record.get("grid") else _ROUNDED
     yield "How long the run took."
 
 

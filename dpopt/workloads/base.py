@@ -96,6 +96,15 @@ class Workload(Checked):
         """Number N of training records; public."""
         return self.pool - self.validation
 
+    @property
+    def is_public(self) -> bool:
+        """True where dpopt brings the data. Of others it is not known if results may tell of one record."""
+        from dpopt.workloads.data import catalogue  # the package of which imports this file
+
+        name = getattr(self, "data", "")
+        is_own = bool(name) and bool(catalogue.entry(name).origin)
+        return type(self).__module__.startswith("dpopt.") and not is_own
+
     def check(self) -> None:
         """Raise `ConfigError` now if the fields do not go together; cheap, and needs neither data nor weights."""
 

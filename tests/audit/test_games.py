@@ -136,6 +136,11 @@ def test_canaries_among_records_without_gradients(optimizer):
     assert 0.4 < np.concatenate(inside).size / (4 * task.engine.dimension) < 0.6
 
 
+def test_an_audit_is_of_an_oracle_with_the_grid_where_the_cell_has_it():
+    exact, rounded = (worst_case(DPSGD(), plan_of(DPSGD()), trials=3, grid=grid).inside for grid in (False, True))
+    assert 0 < np.abs(exact - rounded).max() < 1e-2
+
+
 SETTING = {"epsilon": 10.0, "delta": 1e-3, "rate": RATE, "draws": DRAWS, "accountant": "rdp"}
 
 

@@ -10,6 +10,7 @@ CONTROLS = [
 
 def test_the_controls_are_those_of_the_guide():
     names = {"realised_batch", "bare_losses", "raw_rejection", "raw_step_size", "shared_noise", "separate_subsamples"}
+    names |= {"last_bits"}
     assert {control.name for control in controls()} == names
 
 

@@ -80,6 +80,7 @@ CASES = {
     "without noise": {"noise": 0.0},
     # Cut alike, physical batches have the numbers 0 and 1, and so the same random numbers, in one process and in two.
     "dropout": {"physical_batch": 30, "layers": (nn.Dropout(0.5),)},
+    "on the grid": {"grid": True},
     "random transform": {"physical_batch": 30, "transform": torch.rand_like},
 }
 

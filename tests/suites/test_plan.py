@@ -209,11 +209,11 @@ def test_an_axis_without_values_is_refused(write_suite):
 
 def test_fields_of_searches_leave_the_ids_of_other_cells_alone(write_suite):
     entry = plan(write_suite())[0]
-    assert not {"selection", "untrained", "diagnostics"} & entry.cell.content().keys()
+    assert not {"selection", "untrained", "diagnostics", "grid"} & entry.cell.content().keys()
     assert not {"stage", "target"} & entry.content().keys()
-    others = [{"selection": {"rule": "composed", "runs": 2}}, {"untrained": True}, {"search": 1}]
+    others = [{"selection": {"rule": "composed", "runs": 2}}, {"untrained": True}, {"search": 1}, {"grid": True}]
     changed = [dataclasses.replace(entry.cell, **change) for change in others]
-    assert len({entry.cell.run_id, *(cell.run_id for cell in changed)}) == 4
+    assert len({entry.cell.releases, *(cell.releases for cell in changed)}) == 5
     for cell in changed:
         assert Cell.from_content(json.loads(json.dumps(cell.content()))) == cell
 

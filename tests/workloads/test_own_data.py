@@ -16,6 +16,9 @@ from dpopt import registry
 from dpopt.cli import main
 from dpopt.cli.listing import LISTED
 from dpopt.errors import ConfigError
+from dpopt.runs.prepare import prepare
+from dpopt.suites import plan as planning
+from dpopt.suites.suite import load_suite
 from dpopt.workloads import data
 from dpopt.workloads.data import catalogue
 
@@ -53,6 +56,7 @@ def people(rows=60):
     return pd.DataFrame({"age": age, "job": job, "is member": age > 50, "income": np.where(age > 40, "high", "low")})
 
 
+SHORT = ["batch_size=20", "optimizers=[adadp_equilibrium]", "epsilon=8", "seeds=0", "epochs=1", "accountant=rdp"]
 STATED = ["target=income", "ranges.age=[20,80]", "values.job=[nurse, cook]", "values.is member=[false, true]"]
 
 
@@ -320,6 +324,13 @@ def test_a_run_is_of_one_version_of_the_data(stored):
     assert registry.spec("workload", "table", after) != registry.spec("workload", "table", before)
     with pytest.raises(ConfigError, match=rf"data/people\.yaml is another by now: {after.data}"):
         registry.from_spec("workload", registry.spec("workload", "table", before))
+
+
+def test_cells_on_own_data_release_on_the_grid(stored):
+    suite = load_suite({"name": "own", "workloads": [{"name": "table", "data": "people"}, "digits_mlp"]}, SHORT)
+    own, public = (entry.cell for entry in planning.plan(suite))
+    assert (own.grid, public.grid) == (True, False)
+    assert prepare(own, device="cpu").oracle.grid
 
 
 def test_a_changed_file_is_refused(stored):
