@@ -19,6 +19,7 @@ from torch.func import functional_call
 from dpopt.clipping import layers, mixing
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
+from dpopt.clipping.names import plain
 from dpopt.clipping.rules import Bounded, ByGroup, factors
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
@@ -49,7 +50,7 @@ class ClippingEngine(Protocol):
 
     Attributes:
         dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
-        layout: their names and shapes; empty where there is no model.
+        layout: their names in the user's model and shapes; empty where there is no model.
     """
 
     dimension: int
@@ -165,7 +166,7 @@ class FlatModel(ClippingEngine):
         must_show_gradients: where all gradients are zero, nothing shows that the engine follows the model.
         sees_batches: runs the model on a whole batch, and draws the random numbers that a plain pass over it draws.
         hint: what is likely to be wrong where autograd has other gradients.
-        trained: the trained parameters by name.
+        trained: the trained parameters, by their names in the user's model.
         example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
 
@@ -176,15 +177,11 @@ class FlatModel(ClippingEngine):
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = model, by_record(loss)
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trained = {plain(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]
         self.dimension = sum(self._sizes)
-        modules = {
-            name: "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
-            for name, module in model.named_modules()
-        }
-        self.layout = laid_out((name, p.shape, modules[name.rpartition(".")[0]]) for name, p in self.trained.items())
+        self.layout = layout_of(model)
         # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
         # twice is one place: `functional_call` does not restore the second.
         numbers = {id(p): number for number, p in enumerate(self.trained.values())}
@@ -295,14 +292,21 @@ class FlatModel(ClippingEngine):
         self, find: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor, extremes: bool
     ) -> int:
         """`mixing.must_not_mix` for records x and targets y, which are repeated where there are more records."""
-        again = same_randomness(x.device)
+        again, ends = same_randomness(x.device), set[bytes]()
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
             next(again)
-            return find(x, y[torch.arange(len(x), device=y.device) % len(y)])
+            values = find(x, y[torch.arange(len(x), device=y.device) % len(y)])
+            ends.add(torch.get_rng_state().numpy().tobytes())
+            return values
 
-        with mixing.constant_buffers(self.model):
-            return mixing.must_not_mix(run, x, extremes)
+        try:
+            with mixing.constant_buffers(self.model):
+                return mixing.must_not_mix(run, x, extremes)
+        except Unsupported as error:
+            if len(ends) > 1:  # as RReLU, which draws a number for each negative input
+                raise Unsupported("how many random numbers it draws depends on the records' values") from error
+            raise
 
     def losses_and_norms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         each = self.per_example([(1.0, self.theta)], x, y)
@@ -372,6 +376,16 @@ class FlatModel(ClippingEngine):
         self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
     ) -> PerExample:
         raise NotImplementedError
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model's trained parameters, by their names in the user's model; it needs no values."""
+    modules = {
+        plain(name): "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
+        for name, module in model.named_modules()
+    }
+    trained = ((plain(name), p.shape) for name, p in model.named_parameters() if p.requires_grad)
+    return laid_out((name, shape, modules[name.rpartition(".")[0]]) for name, shape in trained)
 
 
 class AsWritten:
