@@ -71,7 +71,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def __sklearn_clone__(self) -> Any:
-        copied = super().__sklearn_clone__()
+        copied: Any = super().__sklearn_clone__()
         copied._is_clone = True
         return copied
 

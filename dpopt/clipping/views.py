@@ -44,8 +44,8 @@ class Views(Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == self.dims:
-            return self.model(x)
-        return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            return self._orig_mod(x)
+        return self._orig_mod(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 class Multiplied(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dpopt import registry
 from dpopt.cells import Cell, bounded_rule
 from dpopt.clipping.flat import layout_of
-from dpopt.clipping.rules import clip_rule
+from dpopt.clipping.rules import ByGroup
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import calibrate, cost, require_bounded
@@ -171,18 +171,12 @@ class Row:
         if key not in self._optimizers:
             optimizer = _optimizer(self.setting, point, clip, self.make)
             require_bounded(self.make(optimizer), epsilon)
-            self._check_groups(optimizer)
+            # By what describes it, as an isolated optimizer shows no rule.
+            match optimizer.get("clip"):
+                case {"rule": "by_group", "groups": str(groups)} if self._layout is not None:
+                    ByGroup(groups=groups).partition(self._layout, f"{self._where}.clip")
             self._optimizers[key] = optimizer
         return self._optimizers[key]
-
-    def _check_groups(self, spec: Mapping[str, Any]) -> None:
-        for name, value in spec.items():
-            if not isinstance(value, Mapping):
-                continue
-            if value.get("rule") != "by_group":
-                self._check_groups(value)  # of an optimizer in it
-            elif value["groups"] is not None and self._layout is not None:
-                clip_rule(value).partition(self._layout, f"{self._where}.{name}")
 
     @cached_property
     def _layout(self) -> Layout | None:

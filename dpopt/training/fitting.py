@@ -399,7 +399,7 @@ def _rate(state: Any) -> float:
 
 
 def _has_outputs(subject: Subject, engine: ClippingEngine, theta: Tensor) -> bool:
-    """False if outputs at `theta` are not finite for a record of ones (whole numbers: zeros), so that no record is read."""
+    """False if outputs at `theta` are not finite for a record of ones, or of zeros in whole numbers: none is read."""
     one = torch.full_like(subject.train.x[:1], subject.train.x.is_floating_point())
     with unchanged(subject.model, is_training=False), suppress(Exception):  # the model may take no such record
         return bool(engine.outputs(theta, subject.transform(one)).isfinite().all())

@@ -132,10 +132,10 @@ class Adapter(Wrapper):
 
     def forward(self, x: Tensor) -> Any:
         if not self._layout.fields:
-            return scores(self.model(x))
+            return scores(self._orig_mod(x))
         # The type is asked for anew: engines compute in another one for a while.
         dtype = getattr(*self._of).dtype if self._of else x.dtype
-        return scores(self.model(**self._layout.unpacked(x, dtype)))
+        return scores(self._orig_mod(**self._layout.unpacked(x, dtype)))
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,20 @@ class Counter:
         return cross_entropy(output, target) * self.calls
 
 
+class Chained:
+    """Of single records, each loss has that of the record before in it, as the losses of a batch have."""
+
+    def __init__(self):
+        self.last = 0.0
+
+    def __call__(self, output, target):
+        loss = cross_entropy(output, target)
+        if len(loss) > 1:
+            return loss + F.pad(loss[:-1], (1, 0))
+        before, self.last = self.last, float(loss)
+        return loss + before
+
+
 def classes(n):
     """Sorted, the last class rare."""
     return torch.arange(n).mul(2).div(n - 2, rounding_mode="floor").clamp(max=2)
@@ -177,6 +191,7 @@ def classes(n):
 REFUSED = {
     "positives": Refused(by_positives, classes, "'by_positives'.*alone and .* in a batch of"),
     "calls": Refused(Counter(), classes, "'Counter'.*the loss of a record is"),
+    "chained": Refused(Chained(), classes, "'Chained'.*alone and .* after other records"),
     "broadcast": Refused(broadcast, torch.randn, r"'broadcast'.*alone and .* in a batch of.*\[n, 3\], \[n\]"),
     "rare class": Refused(without_number, classes, "'without_number'.*the loss of a record with target 2 is nan"),
     "random": Refused(dropped_without_number, classes, "'dropped_without_number'.*a record with target 2 is"),

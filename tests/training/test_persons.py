@@ -112,6 +112,11 @@ def test_fit_by_persons():
         ({"unit": np.eye(60)}, "60 missing or else"),
         ({"unit": 3, "batch_size": 1}, "1 owners, 60 rows"),
         ({"unit": [2.0**53, 1.0] * 30}, "as floats below 2"),
+        (
+            {"unit": list(range(60)), "train": (short.records()[0], torch.ones(60, dtype=torch.cfloat))}
+            | {"loss": lambda o, t: (o[:, 0] - t.real).square()},
+            r"60 owners, 60 rows, targets \[60\]",
+        ),
         ({"unit": "who"}, "expected a column of a data frame"),
         ({"unit": list(range(60)), "augment": lambda x: x}, "expected it without `augment`"),
         ({"unit": list(range(60)), "unit_rows": 0}, "^unit_rows: 0"),
@@ -164,6 +169,13 @@ def test_earlier_runs_are_to_have_protected_persons_too():
     with pytest.warns(UserWarning, match="spent: epsilon is of persons only if the earlier runs had this `unit`"):
         second = short.fit(unit=[row // 3 for row in range(60)], batch_size=5, spent=first.ledger)
     assert "- Earlier runs that protected single rows" in str(second.statement())
+
+
+def test_a_checkpoint_is_of_its_owners(tmp_path):
+    """As many persons, and the same rows in the same order."""
+    short.fit(unit=[*range(30)] * 2, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="another run's, which differs in unit:"):
+        short.fit(unit=[*range(30), *range(29, -1, -1)], checkpoint=tmp_path)
 
 
 def test_whoever_has_too_many_rows_is_told():
