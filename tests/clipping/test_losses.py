@@ -406,7 +406,7 @@ def test_a_mean_over_views_takes_each_view_alone(base, kind):
     x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
     clipper = engine(made.model, made.loss, kind, sample=(x, y), batch=6)
     found = clipper.clipped([(1.0, clipper.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(0.1))
-    expected = torch.stack([base(made.model.model(x[:, k]), y) for k in range(3)], 1)
+    expected = torch.stack([base(made.model._orig_mod(x[:, k]), y) for k in range(3)], 1)
     torch.testing.assert_close(found.losses[0], expected.mean(1).detach())
     looks = multiplied(nn.Linear(4, 3), by_positives, transform=abs, augment=abs, multiplicity=3, dims=2)
     with pytest.raises(ConfigError, match="'by_positives'"):
