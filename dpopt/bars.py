@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from html import escape
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ _T = TypeVar("_T")
 _LINES = 20  # about as many are printed of a phase where there is neither a terminal nor a notebook
 _PAUSE = 0.2  # seconds between two changes of a bar, but for a new phase and the end of one
 Show = Callable[..., None]
-listener: Callable[[str], None] | None = None
+listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 """Is told, in place of a bar, how far `watched` steps are: in a worker, whose bar is its supervisor's."""
 has_spoken = False
 """True once something was shown or printed."""
@@ -74,13 +75,13 @@ def bar(console: Console | None, is_shown: bool = True, has_lines: bool = False,
 
 def watched(steps: Iterable[_T], total: int, what: str, each: int = 1, has_lines: bool = False) -> Iterator[_T]:
     """The `steps`, of `each` things and of `total` in all, with a bar where somebody watches; see `bar`, `listener`."""
-    last = time.monotonic()
-    with bar(None if listener else Console(stderr=True), has_lines=has_lines) as show:
+    last, tell = time.monotonic(), listener.get()
+    with bar(None if tell else Console(stderr=True), has_lines=has_lines) as show:
         show(what, 0, total)
         for number, step in enumerate(steps, 1):
             done = min(number * each, total)
-            if listener and time.monotonic() > last + 1:
-                listener(f"{what} {done:,} of {total:,}")
+            if tell and time.monotonic() > last + 1:
+                tell(f"{what} {done:,} of {total:,}")
                 last = time.monotonic()
             show(what, done, total)
             yield step

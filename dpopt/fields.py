@@ -221,6 +221,10 @@ def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProx
             bound.arguments[name] = value if type(value) is int else converted
         return function(*bound.args, **bound.kwargs)
 
+    # What checks alone read would hide the types in a help text.
+    plain = typing.get_type_hints(function)
+    shown = [each.replace(annotation=plain[each.name]) for each in signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=shown, return_annotation=plain["return"])  # type: ignore[attr-defined]
     return call
 
 

@@ -22,6 +22,11 @@ from dpopt.training import fit
 from dpopt.types import Optimizer
 from dpopt.workloads.base import mlp
 
+_OTHERS = (
+    "This estimator is a clone, as bagging and a grid search make them: others may have been fitted on these data, and "
+    "what they and a choice among them cost is not stated here."
+)
+
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
     """The parameters are those of `dpopt.fit`, but for:
@@ -34,6 +39,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     Attributes:
         result_: the `FitResult`: its model, its record, its privacy statement.
     """
+
+    _is_clone = False
 
     def __init__(
         self,
@@ -59,7 +66,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             model = mlp(x.shape[1], *options.pop("hidden"), outputs).extend(last)
         seed = options.pop("random_state")
         self.result_ = fit(model, loss, (x, y), seed=seed, progress=False, device="cpu", **options)
+        if self._is_clone:
+            self.result_.record["tuned"] = [_OTHERS]
         return self
+
+    def __sklearn_clone__(self) -> Any:
+        copied: Any = super().__sklearn_clone__()
+        copied._is_clone = True
+        return copied
 
     def _predict(self, X: Any, method: str = "predict") -> Any:
         check_is_fitted(self, "result_")

@@ -66,10 +66,11 @@ def test_nothing_is_shown_where_nobody_asks(notebook):
     assert notebook == []
 
 
-def test_a_worker_tells_of_what_it_computes(monkeypatch, clock, capfd):
+def test_a_worker_tells_of_what_it_computes(clock, capfd):
     notes = []
-    monkeypatch.setattr(bars, "listener", notes.append)
+    token = bars.listener.set(notes.append)
     for _ in bars.watched(range(4), 60_000, "computing features", each=16_000):
         clock.seconds += 0.6
+    bars.listener.reset(token)
     assert notes == ["computing features 48,000 of 60,000"], "at most once in a second"
     assert capfd.readouterr() == ("", "")

@@ -81,6 +81,7 @@ SAID = ["optimizer=dp_sgd", *QUICK, "epochs=4", "to=folder"]
         (["target=label", *SAID], "expected from=PATH"),
         (["from=nowhere.csv", *SAID], "from: 'nowhere.csv' cannot be used; there is nothing"),
         (["from=People.csv", *SAID], "name: 'People' cannot be used; expected words of small letters"),
+        (["from=people.csv", "drop=[age,income,city]", *SAID], "expected an input beside the target"),
         (["from=people.csv", "target=labl", *SAID], "did you mean 'label'"),
         (["from=people.csv", "ranges.agee=[0,1]", *SAID], "did you mean 'age'"),
         (["from=people.csv", *SAID[1:], "optimizer=dp_sdg"], "did you mean 'dp_sgd'"),

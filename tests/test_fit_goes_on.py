@@ -14,6 +14,7 @@ from dpopt.files import Damaged
 from dpopt.optimizers.dp_sgd import DPSGD
 from dpopt.privacy import Ledger
 from dpopt.privacy.ledger import Draw
+from dpopt.training import fitting
 
 pytestmark = pytest.mark.filterwarnings("ignore:seed")
 
@@ -111,6 +112,14 @@ def test_a_run_after_others_spends_what_they_left_of_epsilon(whole):
     third = fit(second.model, epsilon=9.0, epochs=1, spent=second.ledger, callback=at_draw(2))
     assert third.record["epsilon"] == pytest.approx(9, rel=1e-4)
     assert 8 < third.epsilon_at(2) < third.record["epsilon"]
+
+
+def test_a_later_run_of_one_seed_has_draws_of_its_own(whole, monkeypatch):
+    seeds, oracle = [], fitting.DataOracle
+    monkeypatch.setattr(fitting, "DataOracle", lambda *a, **k: seeds.append(k["draw_seed"]) or oracle(*a, **k))
+    for spent in (None, whole.ledger, None):
+        fit(epsilon=9.0, spent=spent)
+    assert seeds[0] == seeds[2] != seeds[1]
 
 
 def test_an_optimizer_that_asks_for_less_than_it_planned_is_charged_for_all(monkeypatch):

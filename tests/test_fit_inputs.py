@@ -1,5 +1,6 @@
 """What people hand to `fit`: each kind of data, model and argument works, or is refused with one clear error."""
 
+import inspect
 import io
 import math
 
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 from transformers import BertConfig, BertForSequenceClassification, logging
 
+import dpopt
 from dpopt.errors import ConfigError
 from dpopt.training import reading
 from dpopt.training.reading import read
@@ -426,3 +428,22 @@ def test_a_transform_in_place_changes_no_record():
     found, expected = (fit((x, y), test=(x, y), transform=change, epsilon=math.inf) for change in changes)
     assert torch.equal(x, before)
     assert found.record["test_loss"] == expected.record["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [
+        ("diverged", {"optimizer": dpopt.create("dp_sgd", lr=1e25)}),
+        ("done", {"transform": lambda x: x / (x - 1)}),  # ones have no outputs before it either
+    ],
+)
+def test_a_model_without_finite_outputs_has_diverged(status, options):
+    result = fit((X, Y), model=nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), **options)
+    assert all(p.isfinite().all() for p in result.model.parameters())
+    assert result.record["status"] == status
+
+
+def test_what_help_shows_is_plain():
+    shown = str(inspect.signature(dpopt.fit))
+    assert "epsilon: float" in shown
+    assert not any(name in shown for name in ("Stepper", "Bound", "Factor", "Annotated", "Seed"))

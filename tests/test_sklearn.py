@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_validate
 from sklearn.pipeline import make_pipeline
@@ -105,6 +106,14 @@ def test_a_regression_learns():
     model.fit(x / 5 - 1, target)
     assert model.predict(x / 5 - 1).shape == (600,)
     assert model.score(x / 5 - 1, target) > 0.5
+
+
+def test_a_clone_says_that_others_may_have_been_fitted():
+    x, is_left = records(60)
+    own = DPClassifier(hidden=(), accountant="rdp", epochs=1)
+    bagged = BaggingClassifier(make_pipeline(own), n_estimators=2).fit(x, is_left)
+    for each in (own.fit(x, is_left), bagged.estimators_[1][-1], clone(own).fit(x, is_left)):
+        assert ("others may have been fitted" in str(each.result_.statement())) == (each is not own)
 
 
 def test_one_class_is_refused():

@@ -20,6 +20,7 @@ from dpopt.clipping import evaluation, layers, mixing
 from dpopt.clipping.evaluation import Way, tensors_of
 from dpopt.clipping.losses import Loss, by_record
 from dpopt.clipping.mixing import Unsupported, in_turn, same_randomness, watch_generators
+from dpopt.clipping.names import plain
 from dpopt.clipping.rules import Bounded, ByGroup, factors
 from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
@@ -54,7 +55,7 @@ class ClippingEngine(Protocol):
 
     Attributes:
         dimension: number d of trained parameters, which are one flat vector in the order of `named_parameters`.
-        layout: their names and shapes; empty where there is no model.
+        layout: their names in the user's model and shapes; empty where there is no model.
         way: how `outputs` runs the model.
         state: to be entered around whatever is run with the model, such as a loss of its outputs.
     """
@@ -176,7 +177,7 @@ class FlatModel(ClippingEngine):
         sees_batches: runs the model on a whole batch, and draws the random numbers that a plain pass over it draws.
         hint: what is likely to be wrong where autograd has other gradients.
         state: what the model and the loss keep in Python, which each pass leaves as it was.
-        trained: the trained parameters by name.
+        trained: the trained parameters, by their names in the user's model.
         example_bytes: what a pass keeps of an example, found out by verification; 0 before.
     """
 
@@ -190,15 +191,11 @@ class FlatModel(ClippingEngine):
     def __init__(self, model: nn.Module, loss: Loss, state: State | None = None) -> None:
         self.model, self.loss = model, by_record(loss)
         self.state = state or State(model, loss=None if self.loss.is_trusted else self.loss.function)
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trained = {plain(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]
         self.dimension = sum(self._sizes)
-        modules = {
-            name: "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
-            for name, module in model.named_modules()
-        }
-        self.layout = laid_out((name, p.shape, modules[name.rpartition(".")[0]]) for name, p in self.trained.items())
+        self.layout = layout_of(model)
         # Every place that holds a trained parameter, by its name, and the parameter's number. A module that is there
         # twice is one place: `functional_call` does not restore the second.
         numbers = {id(p): number for number, p in enumerate(self.trained.values())}
@@ -366,13 +363,20 @@ class FlatModel(ClippingEngine):
         self, find: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, y: Tensor, extremes: bool
     ) -> int:
         """`mixing.must_not_mix` for records x and targets y, which are repeated where there are more records."""
-        again = same_randomness(x.device)
+        again, ends = same_randomness(x.device), set[bytes]()
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
             next(again)
-            return find(x, y[torch.arange(len(x), device=y.device) % len(y)])
+            values = find(x, y[torch.arange(len(x), device=y.device) % len(y)])
+            ends.add(torch.get_rng_state().numpy().tobytes())
+            return values
 
-        return mixing.must_not_mix(run, x, extremes)
+        try:
+            return mixing.must_not_mix(run, x, extremes)
+        except Unsupported as error:
+            if len(ends) > 1:  # as RReLU, which draws a number for each negative input
+                raise Unsupported("how many random numbers it draws depends on the records' values") from error
+            raise
 
     def losses_and_norms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         each = self.per_example([(1.0, self.theta)], x, y)
@@ -447,6 +451,16 @@ class FlatModel(ClippingEngine):
         self, points: WeightedPoints, x: Tensor, y: Tensor, scale: Vector | None, shift: Vector | None
     ) -> PerExample:
         raise NotImplementedError
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model's trained parameters, by their names in the user's model; it needs no values."""
+    modules = {
+        plain(name): "Embedding" if isinstance(module, nn.Embedding) else type(module).__name__
+        for name, module in model.named_modules()
+    }
+    trained = ((plain(name), p.shape) for name, p in model.named_parameters() if p.requires_grad)
+    return laid_out((name, shape, modules[name.rpartition(".")[0]]) for name, shape in trained)
 
 
 class AsWritten:

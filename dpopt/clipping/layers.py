@@ -17,6 +17,7 @@ from torch.func import functional_call, vjp, vmap
 
 from dpopt.clipping.convolution import convolved, standardized
 from dpopt.clipping.factors import Dense, Factor, Rows, outer
+from dpopt.clipping.names import class_name, plain
 from dpopt.errors import ConfigError
 
 Handler = Callable[[Any, list[str], Tensor, Tensor, int], dict[str, Factor]]
@@ -172,13 +173,14 @@ def refuse_unsafe(model: nn.Module) -> None:
     """Raise `ConfigError` for a model with nothing to train, a layer that mixes examples or keeps what it sees, or
     trained parameters that share memory, which cannot hold the values of one vector.
     """
-    for name, module in model.named_modules():
+    for path, module in model.named_modules():
+        name = plain(path)
         for kinds, (is_unsafe, hint) in _UNSAFE.items():
             if isinstance(module, kinds) and is_unsafe(module):
                 raise ConfigError(f"model.{name}" if name else "model", type(module).__name__, hint)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {plain(name): p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
-        raise ConfigError("model", type(model).__name__, "has no parameter with requires_grad")
+        raise ConfigError("model", class_name(model), "has no parameter with requires_grad")
     ends: dict[int, tuple[int, str]] = {}  # storage -> where the last parameter in it ends
     for name, p in sorted(parameters.items(), key=lambda pair: pair[1].storage_offset()):
         place, start = p.untyped_storage()._cdata, int(p.storage_offset())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpopt.clipping.losses import Loss, RecordLoss, named
 from dpopt.clipping.mixing import Unsupported, forked, must_not_mix, replaced, same
+from dpopt.clipping.names import Wrapper
 from dpopt.errors import ConfigError
 from dpopt.fields import Range
 
@@ -34,17 +35,17 @@ _SHARES = (
 )
 
 
-class Views(nn.Module):
+class Views(Wrapper):
     """`model` on inputs with an axis of views, [n, K, ...] -> [n, K, ...]; on inputs of `dims` dimensions, without."""
 
     def __init__(self, model: nn.Module, dims: int) -> None:
-        super().__init__()
-        self.model, self.dims = model, dims
+        super().__init__(model)
+        self.dims = dims
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == self.dims:
-            return self.model(x)
-        return self.model(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            return self._orig_mod(x)
+        return self._orig_mod(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 class Multiplied(NamedTuple):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from dpopt.clipping.rules import Abadi
-from dpopt.fields import Decay, Few, Positive
+from dpopt.fields import Decay, Positive, Range
 from dpopt.optimizers.base import Configured, descend, ema, ema_square, is_matrix, scalar
 from dpopt.optimizers.dp_adam import State
 from dpopt.types import ClipRule, Oracle, Part, Vector
@@ -40,7 +41,7 @@ class DPMuon(Configured):
         lr, clip: see `Direction`.
         momentum: mu of Muon.
         betas, eps: of Adam.
-        rounds: of NS.
+        rounds: of NS, at most 100: each is traced too, and five of them do what it is for.
         adam: pieces of the names of further parameters for Adam's step, such as "head.": Muon's authors leave the
             output layer to it, and nothing here tells which one that is.
 
@@ -57,7 +58,7 @@ class DPMuon(Configured):
     momentum: Decay = 0.95
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: Positive = 1e-8
-    rounds: Few = 5
+    rounds: Annotated[int, Range(1, 100, "[]")] = 5
     adam: tuple[str, ...] | None = None
 
     def init(self, theta: Vector) -> State:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dpopt.clipping.rules import Abadi
 from dpopt.errors import ConfigError, unknown
-from dpopt.fields import Arguments, NonNegative, Positive, later
+from dpopt.fields import Arguments, NonNegative, Positive, hints, later
 from dpopt.optimizers._installed import EXTRAS, NotInstalled, hint, require
 from dpopt.optimizers._split import Split, parameter_of
 from dpopt.optimizers.base import Configured, scalar
@@ -61,7 +61,7 @@ class TorchOptim(Configured):
             importing runs a module, none is imported from the current folder, PYTHONPATH or a results folder.
         lr: its `lr`; the authors of Prodigy, D-Adaptation and DoG want 1.
         clip: how one example's gradient is bounded.
-        arguments: further arguments of its constructor.
+        arguments: further arguments of its constructor, none of the name of a field.
         averaging: gamma of polynomial-decay averaging (Shamir and Zhang, ICML 2013), 8 in DoG's paper; part of the
             method, where `average` of `fit` and of a suite's row goes around any optimizer (see `Averaged`).
         step_size: key of its parameter group that holds the step size to report.
@@ -101,6 +101,8 @@ class TorchOptim(Configured):
         for name in ("arguments", "rest_arguments"):
             object.__setattr__(self, name, Arguments(getattr(self, name), f"TorchOptim.{name}"))
         super().__post_init__()
+        if stated := self.arguments.keys() & hints(TorchOptim):
+            raise ConfigError("TorchOptim.arguments", sorted(stated), "expected it as the field of that name")
         if self.rest_arguments and not self.rest:
             raise ConfigError("TorchOptim.rest_arguments", self.rest_arguments, "expected none without `rest`")
         _layout(self)

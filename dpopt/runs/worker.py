@@ -149,9 +149,11 @@ def work(
             cell, lease = taken
             tell(News("begin", cell.run_id, left=queue.left + 1))
             name, note = cell.workload["name"], News("note", cell.run_id, left=queue.left + 1)
-            bars.listener = lambda text, name=name, note=note: tell(note._replace(reason=f"{name}: {text}"))
-            kind, reason = attempt(cell, store, lease, suite, share)
-            bars.listener = None
+            token = bars.listener.set(lambda text, name=name, note=note: tell(note._replace(reason=f"{name}: {text}")))
+            try:
+                kind, reason = attempt(cell, store, lease, suite, share)
+            finally:  # a second Ctrl-C ends it anywhere
+                bars.listener.reset(token)
             if kind in ("held", "again", "interrupted"):
                 queue.put_back(cell, lease)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 from dpopt import registry
 from dpopt.cells import Cell, bounded_rule
+from dpopt.clipping.flat import layout_of
+from dpopt.clipping.rules import ByGroup
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants, sampling
 from dpopt.privacy.calibration import calibrate, cost, require_bounded
@@ -22,8 +25,10 @@ from dpopt.privacy.selection import After, BestOf, Composed, Selection, selectio
 from dpopt.store.runs import Store
 from dpopt.suites.schema import Keys, Setting
 from dpopt.suites.searches import SEARCHED, Planned, Run, beyond, ends, linear_scaling, points, runs, same_releases
+from dpopt.types import Layout
 from dpopt.workloads.base import Workload
 
+_LOG = logging.getLogger(__name__)
 _MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
 
@@ -165,9 +170,23 @@ class Row:
     def _optimizer(self, point: Mapping[str, Any], clip: float, epsilon: float) -> dict[str, Any]:
         key = str((point, clip, epsilon == math.inf))
         if key not in self._optimizers:
-            optimizer = self._optimizers[key] = _optimizer(self.setting, point, clip, self.make)
+            optimizer = _optimizer(self.setting, point, clip, self.make)
             require_bounded(self.make(optimizer), epsilon)
+            # By what describes it, as an isolated optimizer shows no rule.
+            match optimizer.get("clip"):
+                case {"rule": "by_group", "groups": str(groups)} if self._layout is not None:
+                    ByGroup(groups=groups).partition(self._layout, f"{self._where}.clip")
+            self._optimizers[key] = optimizer
         return self._optimizers[key]
+
+    @cached_property
+    def _layout(self) -> Layout | None:
+        """That of the workload's model; None where files have to be there first."""
+        try:
+            return layout_of(self.workload.outline().model)
+        except ConfigError as error:
+            _LOG.warning("%s: its groups are compared with the model when a cell is prepared (%s)", self._where, error)
+            return None
 
     def _number(self, run: int, optimizer: Mapping[str, Any], place: _Place) -> int:
         """A cell's number within all searches that a seed makes at one epsilon.

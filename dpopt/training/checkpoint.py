@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dpopt.clipping.names import plain
 from dpopt.errors import ConfigError, Held, cut
 from dpopt.files import read_checked, write_checked
 from dpopt.privacy.distributed import digest
@@ -169,8 +170,7 @@ def fingerprint(value: Any, depth: int = 5) -> Any:
     if isinstance(value, Tensor):
         return [str(value.dtype), list(value.shape), digest(value)]
     if isinstance(value, nn.Module):  # compiled or not
-        paths = ((name.split("."), each) for name, each in value.named_modules())
-        layers = {".".join(part for part in path if part != "_orig_mod"): each for path, each in paths}
+        layers = {plain(name): each for name, each in value.named_modules()}
         frozen = [*value.buffers(), *(part for part in value.parameters() if not part.requires_grad)]
         kinds = [_code(kind) for kind in dict.fromkeys(map(type, layers.values()))]
         return [fingerprint(frozen), {name: _layer(each) for name, each in layers.items()}, kinds]

@@ -137,9 +137,9 @@ def fit(
 
     Returns:
         The model, the record, the ledger and the curve. The record's status is "done", "stopped" (by `callback`),
-        "diverged" (parameters are not finite) or "no_signal" (there was nothing to learn, or no parameter moved); the
-        budget is spent in each case. `test_unscored` counts the test records for which outputs are not finite, where
-        there are any.
+        "diverged" (parameters, or the outputs for a made-up record, are not finite) or "no_signal" (there was nothing
+        to learn, or no parameter moved); the budget is spent in each case. `test_unscored` counts the test records for
+        which outputs are not finite, where there are any.
 
     Raises:
         ConfigError: before training: an argument cannot be used; later: the checkpoint cannot be written.
@@ -330,6 +330,8 @@ def fit(
         end = reached()
         charged = summary(plan, end.state, epsilon, examples, spent=spent)
         charged |= {"draws_before": len(spent)} if spent else {}
+        if _has_outputs(subject, clipper, start) and not _has_outputs(subject, clipper, end.state.theta):
+            charged["status"] = "diverged"
         if len(end.ledger) < plan.draws:
             charged |= {"draws": len(end.ledger), "draws_planned": plan.draws}
             charged["status"] = "stopped" if charged["status"] == "done" else charged["status"]
@@ -409,6 +411,14 @@ def _rate(state: Any) -> float:
     """The learning rate of a state of an optimizer that finds its own; NaN for any other."""
     rate = torch.as_tensor(getattr(state, "eta", math.nan))
     return float(rate) if rate.numel() == 1 else math.nan
+
+
+def _has_outputs(subject: Subject, engine: ClippingEngine, theta: Tensor) -> bool:
+    """False if outputs at `theta` are not finite for a record of ones, or of zeros in whole numbers: none is read."""
+    one = torch.full_like(subject.train.x[:1], subject.train.x.is_floating_point())
+    with unchanged(subject.model, is_training=False), suppress(Exception):  # the model may take no such record
+        return bool(engine.outputs(theta, subject.transform(one)).isfinite().all())
+    return True
 
 
 def _subject(

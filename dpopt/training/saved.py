@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dpopt import fields, files, registry
 from dpopt.cells import mapped
 from dpopt.clipping import evaluation
+from dpopt.clipping.names import plain
 from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.files import Damaged
@@ -350,17 +351,12 @@ def _fill(model: nn.Module, path: Path) -> None:
         first = places.setdefault((value.device, value.data_ptr(), value.shape), name)
         if not torch.equal(stored[first], stored[name]):
             raise ConfigError(f"model.{name}", f"shared with {first}", "the saved model has two tensors here")
-    wrapped = {name: stored[_plain(name)] for name in model.state_dict()}
+    wrapped = {name: stored[plain(name)] for name in model.state_dict()}
     model.load_state_dict(wrapped, strict=False)  # Opacus' layers have names that torch's check does not know
 
 
-def _plain(name: str) -> str:
-    # Without what `torch.compile` puts around a module, so that both forms fit each other.
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {_plain(name): value for name, value in model.state_dict().items()}
+    return {plain(name): value for name, value in model.state_dict().items()}
 
 
 def _form(value: Any) -> str:

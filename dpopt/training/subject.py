@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpopt.clipping import Loss, mixing
 from dpopt.clipping.flat import AsWritten
 from dpopt.clipping.layers import frozen_statistics
+from dpopt.clipping.names import Wrapper, class_name, plain
 from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.privacy.distributed import digest
@@ -118,25 +119,24 @@ class Layout:
         return x.to(self.dtype) if is_plain and (x.is_floating_point() or x.dtype == torch.uint8) else x
 
 
-class Adapter(nn.Module):
+class Adapter(Wrapper):
     """A model that takes inputs by name, or gives `logits`, as one that maps a tensor to a tensor."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        super().__init__()
-        self.model, self._layout = model, layout
+        super().__init__(model)
+        self._layout = layout
         # Of a module's own parameter, since engines replace the tensors meanwhile.
         owners = (
             (m, name) for m in model.modules() for name, p in m.named_parameters(recurse=False) if p.requires_grad
         )
         self._of = next(owners, None)
-        self.training = model.training
 
     def forward(self, x: Tensor) -> Any:
         if not self._layout.fields:
-            return scores(self.model(x))
+            return scores(self._orig_mod(x))
         # The type is asked for anew: engines compute in another one for a while.
         dtype = getattr(*self._of).dtype if self._of else x.dtype
-        return scores(self.model(**self._layout.unpacked(x, dtype)))
+        return scores(self._orig_mod(**self._layout.unpacked(x, dtype)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        return type(self.model.model if isinstance(self.model, Adapter) else self.model).__name__
+        return class_name(self.model)
 
     @property
     def first(self) -> Split:
@@ -177,9 +177,10 @@ class Subject:
         """Digests of what is trained and of all records, as plain data."""
         splits = {"train": self.train, **self.held_out}
         digests = {name: self.records if name == "train" else digest(*split) for name, split in splits.items()}
-        trained = [(name.replace("_orig_mod.", ""), p) for name, p in self.model.named_parameters() if p.requires_grad]
+        trained = [(plain(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
+        start = "model." if isinstance(self.model, Adapter) else ""  # as in the checkpoints of earlier versions
         return {
-            "parameters": [[name, list(p.shape), str(p.dtype)] for name, p in trained],
+            "parameters": [[start + name, list(p.shape), str(p.dtype)] for name, p in trained],
             **{name: [digests[name], [list(part.shape) for part in split]] for name, split in splits.items()},
         }
 

@@ -1,6 +1,7 @@
 """The book-keeping engine against plain autograd: every layer type, uses that break book-keeping, and its promises."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
 
@@ -167,6 +168,14 @@ def test_a_later_pass_that_cannot_be_followed_is_refused():
     model.on = True
     with pytest.raises(ConfigError, match="MultiheadAttention"):
         check(model, made, torch.randn(3, 2, 4), torch.randn(3))
+
+
+def test_an_input_that_is_changed_in_place_after_its_use_is_refused():
+    model = Of(lambda m, x: (m.linear(x), m.on and x.mul_(2))[0], linear=nn.Linear(4, 4))
+    made, x = engine(model, squared, "bookkeeping"), torch.randn(3, 4)
+    for model.on in (False, True):  # autograd itself would refuse it where it is examined
+        with pytest.raises(ConfigError, match="an input of Linear was changed in place") if model.on else nullcontext():
+            made.clipped([(1.0, made.theta)], x, torch.randn(3), torch.ones(3), Abadi(1.0))
 
 
 # Bad rows, and the bound.

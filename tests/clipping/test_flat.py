@@ -1,6 +1,7 @@
 """What all engines do alike, whatever they do in between; and the clip rules."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from dpopt.clipping import Abadi, Automatic, Normalized, clip_rule, clip_spec, e
 from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.flat import clip_factors
 from dpopt.clipping.rules import AtBound, PerSample
+from dpopt.clipping.verification import verify
 from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError
 
@@ -23,6 +25,19 @@ def made(kind):
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
     return kind(Of(lambda m, x: m.body(x.reshape(len(x), -1)), body=body), squared)  # no model can do that with none
+
+
+class Exchanging(VmapEngine):
+    """Its losses and norms are right, and the sum where all weights are equal."""
+
+    def per_example(self, *arguments):
+        each = super().per_example(*arguments)
+        return replace(each, weighted_sum=lambda weights: each.weighted_sum([part.flip(0) for part in weights]))
+
+
+def test_an_engine_that_exchanges_gradients_is_refused():
+    with pytest.raises(ConfigError, match=r"the gradients of body\.0\.weight of a batch are not those"):
+        verify(made(Exchanging), torch.randn(9, FEATURES), torch.randn(9))
 
 
 @pytest.mark.parametrize("kind", [VmapEngine, LoopEngine])

@@ -20,7 +20,7 @@ from zoo import Of
 import dpopt
 from dpopt import workloads
 from dpopt.clipping import Abadi, engine
-from dpopt.clipping.losses import _SEPARABLE, RecordLoss, by_record
+from dpopt.clipping.losses import _SEPARABLE, RecordLoss, by_record, check_loss
 from dpopt.clipping.views import multiplied
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle
@@ -169,6 +169,20 @@ class Counter:
         return cross_entropy(output, target) * self.calls
 
 
+class Chained:
+    """After a record of a lower class, a record's loss has that one's in it: in a batch, and one after the other."""
+
+    def __init__(self):
+        self.last = 0.0, CLASSES
+
+    def __call__(self, output, target):
+        loss = cross_entropy(output, target)
+        if len(loss) > 1:
+            return loss + F.pad(loss[:-1] * (target[:-1] < target[1:]), (1, 0))
+        (before, lower), self.last = self.last, (loss.item(), target.item())
+        return torch.where(lower < target, loss + before, loss)
+
+
 def classes(n):
     """Sorted, the last class rare."""
     return torch.arange(n).mul(2).div(n - 2, rounding_mode="floor").clamp(max=2)
@@ -193,6 +207,13 @@ def test_fit_refuses_a_loss_before_the_first_draw(name, monkeypatch):
     data = torch.randn(n, 4), case.targets(n)
     with pytest.raises(ConfigError, match=f"^loss: {case.message}"):
         dpopt.fit(model, case.loss, data, optimizer="dp_sgd", progress=False, **options)
+
+
+def test_records_are_tried_in_two_orders():
+    """In the first, the losses of this one's records are those of the batch."""
+    torch.manual_seed(0)
+    with pytest.raises(ConfigError, match=r"^loss: 'Chained'.* alone and .* after other records"):
+        check_loss(nn.Linear(4, CLASSES), by_record(Chained()), torch.randn(2, 4), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -385,7 +406,7 @@ def test_a_mean_over_views_takes_each_view_alone(base, kind):
     x, y = torch.randn(6, 3, 4), torch.arange(6) % 3
     clipper = engine(made.model, made.loss, kind, sample=(x, y), batch=6)
     found = clipper.clipped([(1.0, clipper.theta)], x, y, torch.ones(6, dtype=torch.bool), Abadi(0.1))
-    expected = torch.stack([base(made.model.model(x[:, k]), y) for k in range(3)], 1)
+    expected = torch.stack([base(made.model._orig_mod(x[:, k]), y) for k in range(3)], 1)
     torch.testing.assert_close(found.losses[0], expected.mean(1).detach())
     looks = multiplied(nn.Linear(4, 3), by_positives, transform=abs, augment=abs, multiplicity=3, dims=2)
     with pytest.raises(ConfigError, match="'by_positives'"):

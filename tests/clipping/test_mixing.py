@@ -215,6 +215,12 @@ def test_models_that_mix_are_refused_or_followed_one_example_at_a_time(name, mon
 # The look at a batch of training.
 
 
+def test_a_layer_whose_random_numbers_depend_on_the_records_is_refused_for_that():
+    model = nn.Sequential(nn.Linear(3, 4), nn.RReLU(), nn.Linear(4, 1))
+    with pytest.raises(ConfigError, match=r"random numbers it draws .* \(bookkeeping\).* random numbers .* \(loop\)"):
+        engine(model, squared, sample=(torch.randn(4, 3), torch.randn(4)))
+
+
 def test_a_model_that_takes_only_what_data_hold_is_tried_with_that():
     """Numbers by which it looks something up cannot be huge."""
     torch.manual_seed(0)

@@ -95,8 +95,10 @@ one = torch.ones(1, dtype=torch.bool)
 
 def test_views_differ_and_an_augmentation_in_place_does_not_add_up():
     x = torch.ones(3, 4)
-    assert torch.equal(over(None, lambda x: x, lambda x: x.mul_(2), 3).transform(x), torch.full((3, 3, 4), 2.0))
-    views = over(None, lambda x: x, lambda x: x + torch.rand(len(x), 1), 3).transform(x)
+    assert torch.equal(
+        over(nn.Identity(), lambda x: x, lambda x: x.mul_(2), 3).transform(x), torch.full((3, 3, 4), 2.0)
+    )
+    views = over(nn.Identity(), lambda x: x, lambda x: x + torch.rand(len(x), 1), 3).transform(x)
     assert len(views.flatten(0, 1)[:, 0].unique()) == 9
 
 

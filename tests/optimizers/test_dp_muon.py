@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dpopt
+from dpopt.errors import ConfigError
 from dpopt.optimizers.base import is_matrix
 from dpopt.optimizers.dp_muon import orthogonal
 from dpopt.privacy.oracle import ReplayOracle
@@ -67,3 +68,8 @@ def test_a_convolutions_kernel_is_a_matrix_of_its_outputs_and_the_rest():
     # Singular values of 1 would make a root mean square of 0.2 lr; the iteration leaves them between 0.7 and 1.2.
     torch.testing.assert_close(moved, -0.5 * 0.2 * 12**0.5 * orthogonal(g.view(4, 12), 5))
     assert 0.7 <= moved.square().mean().sqrt() / (0.5 * 0.2) <= 1.2
+
+
+def test_rounds_have_an_end_as_each_is_traced():
+    with pytest.raises(ConfigError, match=r"^dp_muon\.rounds: 10000 .* \[1, 100\]"):
+        dpopt.create("dp_muon", rounds=10_000)

@@ -128,6 +128,7 @@ def test_specs_round_trip_and_hash():
         ({"optimizer": "dog.Cat"}, r"cannot be imported.*pip install 'dpopt\[parameter-free\]'"),
         ({"arguments": {"beta": 1}}, r"TorchOptim.arguments: \{'lr': 0.01, 'beta': 1\}.*unexpected keyword.*'beta'"),
         ({"optimizer": "torch.optim.Muon"}, r"TorchOptim.arguments.*2D.*with `rest`"),
+        ({"arguments": {"lr": 3, "clip": 1}}, r"^TorchOptim\.arguments: \['clip', 'lr'\].*the field of that name"),
         ({"arguments": {"hook": print}}, r"arguments.hook.*expected a number, a string"),
         ({"optimizer": "torch.optim.LBFGS"}, "no step from a gradient alone.*closure"),
         ({"rest": "torch.optim.AdamWW"}, r"^TorchOptim\.rest: 'torch\.optim\.AdamWW'.*cannot be imported"),

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import sys
 
 import pytest
 from stored import in_child
@@ -315,7 +316,7 @@ def test_a_stage_waits_for_what_another_worker_runs(write_suite, store, ends, mo
 
 def test_a_note_before_the_first_draw_is_told_with_its_cell(suite, store, cells, monkeypatch):
     def train(cell, store, lease, **how):
-        bars.listener("computing features 12,000 of 60,000")
+        bars.listener.get()("computing features 12,000 of 60,000")
         store.begin(cell.run_id, cell.content())
         finish(store, cell)
 
@@ -323,4 +324,7 @@ def test_a_note_before_the_first_draw_is_told_with_its_cell(suite, store, cells,
     begin, note, done, *_ = told(suite, store, cells[:1])
     assert [news.kind for news in (begin, note, done)] == ["begin", "note", "done"]
     assert note == News("note", cells[0].run_id, "synthetic_logreg: computing features 12,000 of 60,000", left=1)
-    assert bars.listener is None
+    monkeypatch.setattr(worker, "attempt", lambda *arguments: sys.exit())
+    with pytest.raises(SystemExit):
+        told(suite, store, cells)
+    assert bars.listener.get() is None

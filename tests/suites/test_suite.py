@@ -8,6 +8,7 @@ from dpopt.suites import rows
 from dpopt.suites.plan import plan
 from dpopt.suites.suite import load_suite, suite_files
 from dpopt.workloads.data import catalogue
+from dpopt.workloads.digits import DigitsMLP
 from dpopt.workloads.vision import ImageClassification
 
 BAD_OVERRIDES = [
@@ -44,6 +45,10 @@ BAD_OVERRIDES = [
     ("settings.dp_adam.grid.lr=[0.1,'0.10']", r"dp_adam\.grid\.lr: .* repeated"),
     ("settings.dp_adam.grid.lrr=[3]", "did you mean 'lr'"),
     ("settings.dp_adam.average=1", r"settings\.dp_adam\.average: 1.* \[0, 1\)"),
+    (
+        "settings.dp_adam.fields.clip={rule: by_group, groups: nothere}",
+        r"dp_adam\.clip\.groups: 'nothere' .*1\.weight",
+    ),
     ("settings.disk.grd=3", "did you mean 'grid'"),
     ("settings.nobody.fields={}", r"quickstart\.settings: 'nobody' .* no label of the suite, .* known: adadp, "),
     ("settings.dp_adam.clip={rule: automatic}", r"dp_adam\.clip: .*automatic.* a clip rule belongs under `fields`"),
@@ -56,6 +61,15 @@ def test_a_value_in_python_is_what_an_override_is():
     values = {"settings": {"dp_adam": {"average": 0.9, "fields": {"clip": {"rule": "abadi"}}}}}
     words = ["settings.dp_adam.average=0.9", "settings.dp_adam.fields.clip={rule: abadi}"]
     assert load_suite("quickstart", **values).settings == load_suite("quickstart", words).settings
+
+
+def test_groups_wait_for_the_shapes_of_a_model_and_say_so(monkeypatch, caplog):
+    def outline(self):
+        raise ConfigError("data", "x", "there is no file")
+
+    monkeypatch.setattr(DigitsMLP, "outline", outline)
+    plan(load_suite("quickstart", ["settings.dp_adam.fields.clip={rule: by_group, groups: nothere}"]))
+    assert "dp_adam: its groups are compared with the model when a cell is prepared (data: 'x'" in caplog.text
 
 
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES, ids=[o for o, _ in BAD_OVERRIDES])

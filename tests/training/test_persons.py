@@ -116,6 +116,11 @@ def test_fit_by_persons():
         ({"unit": np.eye(60)}, "60 missing or else"),
         ({"unit": 3, "batch_size": 1}, "1 owners, 60 rows"),
         ({"unit": [2.0**53, 1.0] * 30}, "as floats below 2"),
+        (
+            {"unit": list(range(60)), "train": (short.records()[0], torch.ones(60, dtype=torch.cfloat))}
+            | {"loss": lambda o, t: (o[:, 0] - t.real).square()},
+            r"60 owners, 60 rows, targets \[60\]",
+        ),
         ({"unit": "who"}, "expected a column of a data frame"),
         ({"unit": list(range(60)), "augment": lambda x: x}, "expected it without `augment`"),
         ({"unit": list(range(60)), "unit_rows": 0}, "^unit_rows: 0"),
@@ -198,6 +203,13 @@ def test_a_saved_ledger_is_of_the_persons_of_its_record(by_who, tmp_path, monkey
     (folder / "record.json").write_text((folder / "record.json").read_text().replace('"person"', '"record"'))
     with pytest.raises(Damaged, match="of the unit person, the record says record"):
         dpopt.load(folder)
+
+
+def test_a_checkpoint_is_of_its_owners(tmp_path):
+    """As many persons, and the same rows in the same order."""
+    short.fit(unit=[*range(30)] * 2, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="another run's, which differs in unit:"):
+        short.fit(unit=[*range(30), *range(29, -1, -1)], checkpoint=tmp_path)
 
 
 def test_whoever_has_too_many_rows_is_told():

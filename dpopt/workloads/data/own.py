@@ -174,6 +174,8 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
     for key, name in [*(("drop", name) for name in dropped), *(("unit", name) for name in [keys.unit] if name)]:
         if name not in names:
             raise unknown(key, name, names)
+    if not set(names) - {*dropped, keys.unit, keys.target or "label"}:
+        raise ConfigError("from", str(place), f"expected an input beside the target, and the columns are {names}")
     return {split: rows.remove_columns(dropped) for split, rows in splits.items()}
 
 
