@@ -73,7 +73,8 @@ def plugin(tmp_path, monkeypatch):
     (package / "sign.py").write_text(
         "from dataclasses import dataclass\nfrom dpopt.optimizers.dp_sgd import DPSGD\n"
         "@dataclass(frozen=True)\nclass Sign(DPSGD):\n    '''Sign descent.'''\n"
-        "    def direction(self, state, gradient):\n        return gradient.value.sign(), state\n"
+        "    def direction(self, state, gradient):\n        direction, state = super().direction(state, gradient)\n"
+        "        return direction.sign(), state\n"
     )
     (package / "dp_sign.yaml").write_text(
         "summary: sign of the private gradient\nreference: this test\nfamily: sgd\ngrid: {lr: [0.1]}\n"

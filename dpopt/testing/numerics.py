@@ -28,6 +28,8 @@ from dpopt.types import Layout, Optimizer, Vector, laid_out
 
 _GOAL, _TARGET_DRAWS = 0.1, 120
 """A target counts as minimised at this share of its first value, reached within so many draws."""
+_BACK = 0.1
+"""The share of its fall by which a loss may be above its least in the end."""
 _FACTORS = (1.0, 10.0, 3.0, 30.0, 0.3, 0.1, 100.0, 0.03, 0.01)
 """The learning rates that are tried on a target, as multiples of the optimizer's own."""
 _PRECISION, _STATE_PRECISION = 1e-5, 1e-2
@@ -40,6 +42,9 @@ def is_pure(optimizer: Optimizer) -> None:
     """`init` and `step` change nothing in place, keep dtype, shape and device, and use no global random numbers."""
     recording = Task().record(optimizer)
     oracle, inputs = recording.oracle(), [recording.start, *recording.tensors]
+    # On from where the recording left them: a step that seeds them would leave them there again.
+    for draw in (random.random, np.random.random, lambda: torch.rand(1)):
+        draw()
     before, generators = [tensor.clone() for tensor in inputs], _generators()
     state = optimizer.init(recording.start)
     assert state._fields[0] == "theta", "the state's first field is not `theta`"
@@ -82,6 +87,21 @@ def works_without_noise(optimizer: Optimizer) -> None:
         for candidate in candidates:
             least = min(least, _least_share(candidate, objective, parts)) if least > _GOAL else least
         assert least <= _GOAL, f"{name} falls to {least:.3g} of its first value in {_TARGET_DRAWS} draws at best"
+
+
+def ends_near_its_best(optimizer: Optimizer) -> None:
+    """Without noise, at a hundredth of its learning rate, the loss ends within a tenth of its fall of its least."""
+    task = Task(dtype=torch.float64)
+    one: Any = optimizer
+    # With small steps nothing overshoots.
+    careful = dataclasses.replace(one, lr=one.lr / 100) if hasattr(one, "lr") else one
+    oracle, state, losses = task.oracle(task.plan(careful, epsilon=math.inf, rate=1.0)), None, list[float]()
+    for left in range(DRAWS, -1, -1):
+        state = task.run(careful, oracle, state, until=left)
+        losses.append(float(task.engine.losses([state.theta], task.x, task.y, task.y >= 0).mean()))
+    first, least, last = losses[0], min(losses), losses[-1]
+    complaint = f"the loss falls from {first:.6g} to {least:.6g} and ends at {last:.6g}"
+    assert last - least <= _BACK * (first - least), complaint
 
 
 def agrees_in_float64(optimizer: Optimizer) -> None:

@@ -15,9 +15,8 @@ import torch
 from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.calibration import cost, trace
-from dpopt.privacy.data import DataOracle
 from dpopt.privacy.isolation import Isolated
-from dpopt.privacy.oracle import Asking, BudgetSpent, OpenDraw
+from dpopt.privacy.oracle import Asking, BaseOracle, BudgetSpent, OpenDraw
 from dpopt.privacy.queries import GRADIENT, Asked, read
 from dpopt.privacy.wire import IsolatedFailure, NotImportable
 from dpopt.testing.imports import MAY_USE, MAY_USE_OF_DPOPT, forbidden_imports
@@ -217,7 +216,7 @@ class Neighbours(Asking):
         largest: for each kind of release, how far the one record has moved a sum, as a share of what it may.
     """
 
-    def __init__(self, *oracles: DataOracle) -> None:
+    def __init__(self, *oracles: BaseOracle) -> None:
         self._oracles, self._batches = oracles, list[OpenDraw]()
         self.queries: list[tuple[Asked, Release]] = []
         self.largest: dict[str, float] = {}
