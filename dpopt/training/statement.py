@@ -16,6 +16,7 @@ from typing import Any
 
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger
+from dpopt.training.record import Record
 
 _METHODS = {
     "pld": "privacy loss distributions (dp-accounting; Doroshenko et al. 2022; where its grid is too coarse or its "
@@ -105,19 +106,23 @@ class Statement:
             record, ledger: see `FitResult`.
             tuned: what was chosen by looking at these data, in sentences; empty says that nothing was. None takes what
                 the record says, if it was saved with that; else it is not known.
+
+        Raises:
+            ConfigError: see `Record.of`; or the accountant cannot compute epsilon.
         """
-        tuned = record.get("tuned") if tuned is None else tuned
+        said = Record.of(record)
+        tuned = said.tuned if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
-        epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
-        of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        epsilon = accountants.epsilon(ledger, said.delta, said.accountant)
+        of_record = {field.name: getattr(said, field.name) for field in fields(cls) if hasattr(said, field.name)}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
             "epsilon": epsilon,
-            "status": ", ".join(filter(None, [record["status"], record.get("doubt")])),
+            "status": ", ".join(filter(None, [said.status, said.doubt])),
             "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
-            "not_covered": tuple(_not_covered(record)),
-            "unused": tuple(record.get("unused", ())),
-            "defaults": tuple(record.get("defaults", ())),
+            "not_covered": tuple(_not_covered(said, any(key.startswith("test_") for key in record))),
+            "unused": tuple(said.unused),
+            "defaults": tuple(said.defaults),
         }
         return cls(**of_record | of_run)
 
@@ -202,17 +207,17 @@ class Statement:
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 
 
-def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
-    if not record["seed_is_secret"]:
+def _not_covered(record: Record, has_scores: bool) -> Iterator[str]:
+    if not record.seed_is_secret:
         yield (
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
         )
-    unit = record["unit"]
+    unit = record.unit
     several = "such as all those of one person" if unit == "record" else "such as a family"
     yield f"Several {unit}s at once, {several}: only the presence of a single {unit} is hidden as stated."
     yield f"The number of {unit}s, and the names of columns and classes: they are taken as public."
-    if record.get("draws_before") and unit == "person":
+    if record.draws_before and unit == "person":
         yield "Earlier runs that protected single rows: a ledger does not say of whom its draws are."
     yield "What was done before: cleaning, normalising, a vocabulary, pretrained weights."
     yield (
@@ -220,12 +225,12 @@ def _not_covered(record: Mapping[str, Any]) -> Iterator[str]:
         "the status no_signal."
     )
     # A test split is other people's data, whose scores are released without noise.
-    if record.get("tested") or any(key.startswith("test_") for key in record):
+    if record.tested or has_scores:
         yield (
-            f"Scores on test data, which is not among the {record['examples']} {unit}s: they have no noise, and are in "
+            f"Scores on test data, which is not among the {record.examples} {unit}s: they have no noise, and are in "
             "`private.json`, to be kept back."
         )
-    if not record["isolated"]:
+    if not record.isolated:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
             "private; that it read nothing else was not enforced."
