@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dpopt import fields, files, registry
 from dpopt.cells import mapped
-from dpopt.errors import ConfigError, Missing
+from dpopt.errors import ConfigError, Missing, shown
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import Ledger, number_of_draws, sampling_rate
@@ -47,8 +47,8 @@ _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 _SAME = 0.01
 """Tolerance of a ledger's epsilon, relative to the record's: other versions of an accountant may round otherwise."""
 _MOST_DISTINCT = 256
-"""Distinct draws of a ledger that `load` asks an accountant about: `pld` takes a seventh of a second for each. A run has
-one for each set of kinds that it releases together, of 83,000 published runs none more than two."""
+"""Distinct draws that `load` asks an accountant about; `pld` takes a seventh of a second for each. A run has one for
+each set of kinds that it releases together: of 83,000 published runs none has more than two."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def load(
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
         Damaged: a file was changed, or holds something else than `save` writes; the record says what does not follow
-            from ledger, weights and workload, such as another epsilon; or the ledger has more than 256 draws that differ.
+            from ledger, weights and workload, such as another epsilon; or more than 256 draws of the ledger differ.
         Missing: a package or weights that the model needs are not on this machine.
     """
     if model is not None and not isinstance(model, nn.Module):
@@ -224,7 +224,7 @@ def load(
         record = Record.of(stated)
     with _written(folder / _LEDGER) as path:
         ledger = Ledger.of(files.read(path))
-        _compare(record, ledger, weights_sha256, path)
+        _compare(record, ledger, weights_sha256, folder)
     private = _Private("", {}, [])
     with _written(folder / _PRIVATE) as path:
         if path.exists():
@@ -362,12 +362,13 @@ def _check(folder: Path) -> str:
     return noted[_WEIGHTS]["sha256"]
 
 
-def _compare(record: Record, ledger: Ledger, weights_sha256: str, path: Path) -> None:
-    """Raise `Damaged` where a record says of its run what its ledger, at `path`, or its weights do not."""
+def _compare(record: Record, ledger: Ledger, weights_sha256: str, folder: Path) -> None:
+    """Raise `Damaged` where the record in a folder says of its run what ledger and weights do not."""
     before, planned = record.draws_before, record.draws_planned or record.draws
     own = ledger.counts() - ledger.first(before).counts()
     if len(distinct := ledger.counts()) > _MOST_DISTINCT:
-        raise Damaged(f"{path}: {len(distinct)} draws that differ, expected at most {_MOST_DISTINCT}: each takes time")
+        how = f"expected at most {_MOST_DISTINCT}: an accountant takes its time for each"
+        raise Damaged(f"{folder / _LEDGER}: {len(distinct)} draws differ, {how}")
     follows: dict[str, tuple[Any, Any]] = {
         "weights_sha256": (record.weights_sha256, weights_sha256 if record.weights_sha256 else ""),
         "draws": (before + planned, len(ledger)),
@@ -376,14 +377,15 @@ def _compare(record: Record, ledger: Ledger, weights_sha256: str, path: Path) ->
         "rate": ({record.rate}, {draw.rate for draw in own}),
         "rate of B and N": (record.rate, sampling_rate(record.batch_size, record.examples)),
         "noise": ({*record.noise.values()}, {noise for draw in own for noise in draw.noises}),
+        "epsilon_target": (record.epsilon_target, max(record.epsilon_target, record.epsilon * (1 - 1e-9))),
     }
     for name, (stated, result) in follows.items():
         if stated != result:
-            raise Damaged(f"{path}: the record says {name} = {stated}, and it is {result}")
+            raise Damaged(f"{folder}: the record says {name} = {shown(stated)}, the files beside it {shown(result)}")
     # The record could state less than its ledger spends; the ledger is believed.
     spent = accountants.epsilon(ledger, record.delta, record.accountant)
     if not math.isclose(spent, record.epsilon, rel_tol=_SAME):
-        raise Damaged(f"{path}: it spends epsilon {spent}, the record says {record.epsilon}")
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record.epsilon}")
 
 
 def _workload(origin: _Origin, record: Record) -> Workload | None:
@@ -392,7 +394,7 @@ def _workload(origin: _Origin, record: Record) -> Workload | None:
         return None
     spec, names = dict(origin.workload), ()
     if origin.data is not None:
-        data = catalogue.of_content(spec.get("data"), origin.data)
+        data = catalogue.of_content(spec.get("data", ""), origin.data)
         spec["data"], names = catalogue.remember(data), data.class_names
     workload = registry.from_spec("workload", spec)
     classes = names or range(workload.classes)  # no list: a damaged number may be large
@@ -405,13 +407,10 @@ def _fill(model: nn.Module, path: Path) -> None:
     from safetensors import safe_open
 
     current = _state(model)
-    try:
-        with safe_open(path, "pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            shared: dict[str, str] = file.metadata() or {}
+    with _written(path), refused("weights", path.name, "reading them"), safe_open(path, "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        shared: dict[str, str] = file.metadata() or {}
         stored |= {name: stored[kept] for name, kept in shared.items()}  # tied tensors are stored once
-    except Exception as error:  # whatever is in the file
-        raise Damaged(f"{path}: no tensors as they were saved ({type(error).__name__}: {error})") from error
     # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
         expected, here = _form(stored.get(name)), _form(current.get(name))
