@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
+from dpopt.results.stated import WIDENED, misstated, misstated_searches
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
 from dpopt.store import Store, manifests
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, address
 
-_WIDENED = 10**6
-"""Numbers from here on are those of runs beyond the end of a grid: (1 + step) * _WIDENED + number of its first run."""
 _COMMIT = "are of a commit that is not in this history: "
 _MEASURED = {"audit": audits.markdown, "speed": speed.markdown}
 """Folder of published measurements -> what makes the table of a record."""
@@ -87,7 +87,7 @@ def _verify(store: Store, suites: list[str], is_whole: bool, plots: Path | None,
             continue
         planned |= {entry["run_id"] for entry in entries}
         elsewhere |= archived.keys()
-        verified.note("suites", [*amiss, *_entries(single, name, entries)])
+        verified.note("suites", [*amiss, *_entries(single, name, entries), *_stated(name, entries)])
         for run_id, run in archived.items():
             _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
         if store.is_read_only and entries:
@@ -152,7 +152,7 @@ def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> 
         cell = entry["cell"]
         if (anew := identity(cell)) != entry["run_id"]:
             yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
-        step, first = divmod(cell.get("search", 0), _WIDENED)
+        step, first = divmod(cell.get("search", 0), WIDENED)
         target, data = str(entry.get("target", cell["epsilon"])), json.dumps(cell["workload"], sort_keys=True)
         row = (entry["label"], target, cell["seed"], data, cell["accountant"], cell.get("average", 0.0))
         numbers.setdefault((*row, first if step else None), set()).add(step - 1 if step else first)
@@ -161,6 +161,20 @@ def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> 
         if missing and label not in waiting:  # a cell that is gone lowers what its search is charged
             where = f"suite {suite}, {label}, epsilon {target}, seed {seed}"
             yield Finding(where, "numbers of its runs", f"0 to {max(present)}", f"none has {missing[0]}")
+
+
+def _stated(suite: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What is said of a cell beside it is what follows from it, and from the other runs of its search."""
+    from dpopt.privacy.sampling import derive  # where torch is; nothing else here needs it
+
+    def name(*run_ids: str) -> str:
+        return f"{derive('search', *run_ids):032x}"
+
+    try:
+        for run_id, *claim in (*chain(*map(misstated, entries)), *misstated_searches(entries, name)):
+            yield Finding(f"suite {suite}, {run_id}", *claim)
+    except UNREADABLE as error:
+        yield Finding(f"suite {suite}", "entries", "that they can be checked", f"{type(error).__name__}: {error}")
 
 
 def _measurement(path: Path, kind: str = "") -> Iterator[Finding]:
