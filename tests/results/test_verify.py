@@ -245,7 +245,7 @@ def test_a_cell_that_is_gone_leaves_a_gap(store):
     store.extend_suite("small", {**whole, "cells": rest})
     gap, search = found(store)
     assert "composed, epsilon 2.0, seed 0: numbers of its runs: claimed 0 to 1" in gap
-    assert "search of composed: claimed" in search
+    assert "runs of a search of composed: claimed" in search
     beyond = {**second, "cell": second["cell"] | {"search": 2 * 10**6}}
     store.extend_suite("small", {**whole, "cells": [first, beyond | {"run_id": identity(beyond["cell"])}]})
     assert [line for line in found(store) if "none has 0" in line]
@@ -339,39 +339,27 @@ def test_no_noise_and_no_draws_need_no_second_opinion():
     assert not disagrees(float("inf"), None, "pld")
 
 
-def grid(entry):
-    return entry["label"] == "composed"
-
-
-RENAMED = {
-    "tuning: fixed": lambda e: e.update(tuning="fixed") if grid(e) else None,
-    "tuning: self": lambda e: e.update(tuning="self") if grid(e) else None,
-    "tuning: private": lambda e: e.update(tuning="private") if grid(e) else None,
-    "tuning of private": lambda e: e.update(tuning="grid") if e["label"] == "private" else None,
-    "tuning of a constant": lambda e: e.update(tuning="grid") if e["label"] == "ceiling" else None,
-    "tuning of one run": lambda e: e.update(tuning="random") if e["tuned"] == {"lr": 1} and grid(e) else None,
-    "tuned: another": lambda e: e.update(tuned={"lr": 7}) if grid(e) else None,
-    "tuned: swapped": lambda e: e.update(tuned={"lr": 1.1 - e["tuned"]["lr"]}) if grid(e) else None,
-    "tuned: none": lambda e: e.update(tuned={}) if grid(e) else None,
-    "tuned: none, and fixed": lambda e: e.update(tuned={}, tuning="fixed") if grid(e) else None,
-    "label of one": lambda e: e.update(label="mine") if e["tuned"] == {"lr": 1} and grid(e) else None,
-    "target": lambda e: e.update(target=1.0) if grid(e) else None,
-    "stage": lambda e: e.update(stage="final") if grid(e) else None,
-    "widen": lambda e: e.update(widen=3) if grid(e) else None,
-    "widened": lambda e: e.update(widened=True) if grid(e) else None,
-    "search": lambda e: e.update(search_id="0" * 32) if grid(e) else None,
-    "searches": lambda e: e.update(searches={e["search_id"]: 0, "0" * 32: 0}) if grid(e) else None,
-    "run": lambda e: e.update(run_id="0" * 16) if grid(e) else None,
-    "cell": lambda e: e["cell"].update(epochs=5.0) if grid(e) else None,
-}
-
-
-@pytest.mark.parametrize("change_entry", RENAMED.values(), ids=[*RENAMED])
-def test_a_part_that_is_named_anew_by_its_hash_is_held_to_its_cells(change_entry, store):
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    [
+        *(("composed", {"tuning": other}) for other in ("fixed", "self", "private", "linear_scaling")),
+        *(("private", {"tuning": "grid"}), ("ceiling", {"tuning": "grid"}), ("ceiling", {"tuned": {"lr": 7.0}})),
+        *(("composed", {"tuned": {"lr": other}}) for other in (7, "x", 0.1)),
+        *(("composed", {"tuned": {}, **more}) for more in ({}, {"tuning": "fixed"})),
+        *(("composed", {"target": 1.0}), ("composed", {"stage": "final"}), ("hyfreedp", {"stage": "search"})),
+        *(("composed", {"widen": 3}), ("composed", {"widened": True})),
+        *(
+            ("composed", {"search_id": "0" * 32}),
+            ("composed", {"searches": {"0" * 32: 0}}),
+            ("composed", {"run_id": "x"}),
+        ),
+        ("composed", {"label": "private"}),
+    ],
+)
+def test_a_part_that_is_named_anew_by_its_hash_is_held_to_its_cells(label, changes, store):
     (path,) = (store.suite_folder("small") / "parts").iterdir()
     part = json.loads(path.read_bytes())
-    for entry in part["cells"]:
-        change_entry(entry)
+    part["cells"] = [entry | changes if entry["label"] == label else entry for entry in part["cells"]]
     path.unlink()
     text = json.dumps(part).encode()
     (path.parent / f"{hashlib.sha256(text).hexdigest()}.json").write_bytes(text)

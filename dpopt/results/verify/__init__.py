@@ -27,12 +27,14 @@ from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
-from dpopt.results.stated import WIDENED, misstated, misstated_searches
+from dpopt.results.stated import misstated, misstated_searches
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
 from dpopt.store import Store, manifests
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, address
 
+_WIDENED = 10**6
+"""Numbers from here on are those of runs beyond the end of a grid: (1 + step) * _WIDENED + number of its first run."""
 _COMMIT = "are of a commit that is not in this history: "
 _MEASURED = {"audit": audits.markdown, "speed": speed.markdown}
 """Folder of published measurements -> what makes the table of a record."""
@@ -152,7 +154,7 @@ def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> 
         cell = entry["cell"]
         if (anew := identity(cell)) != entry["run_id"]:
             yield Finding(f"suite {suite}", "run id of a planned cell", entry["run_id"], anew)
-        step, first = divmod(cell.get("search", 0), WIDENED)
+        step, first = divmod(cell.get("search", 0), _WIDENED)
         target, data = str(entry.get("target", cell["epsilon"])), json.dumps(cell["workload"], sort_keys=True)
         row = (entry["label"], target, cell["seed"], data, cell["accountant"], cell.get("average", 0.0))
         numbers.setdefault((*row, first if step else None), set()).add(step - 1 if step else first)

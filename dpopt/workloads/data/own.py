@@ -154,10 +154,10 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
         raise ConfigError("from", None, "expected from=PATH: a folder of images, a CSV file, or a saved `Dataset`")
     if not place.exists():
         raise ConfigError("from", str(place), "there is nothing")
-    paths = (path for path in (place, *place.rglob("*")) if path.exists() and not path.is_dir())
-    if strange := next((path for path in paths if not path.is_file()), None):  # which would be waited for
-        raise ConfigError("from", str(strange), "not a regular file")
     try:
+        for path in (place, *place.rglob("*")):
+            if path.exists() and not path.is_dir():
+                files.regular(path)
         if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
             loaded: Any = datasets.load_from_disk(str(place))
         elif place.is_dir():
