@@ -1,8 +1,8 @@
 """What the entry of a suite says beside its cell, held to what follows from the cell and from the runs of its search.
 
 A part of a suite is named by the hash of its bytes, which shows damage: whoever writes another part can give it its
-name. Nothing follows of a label, of why a row's constants are what they are (`self`, `public` or `fixed`), whether the
-runs of a search without a rule are a grid or drawn from one, and of `chosen_on`.
+name. From no cell follow: a label, which of `self`, `public` and `fixed` a row without a search is, which of `grid` and
+`random` a search is, `chosen_on`, `gradients_per_draw`, and the `widen` of a search without a rule.
 """
 
 from __future__ import annotations

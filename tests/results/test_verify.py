@@ -353,7 +353,6 @@ def test_no_noise_and_no_draws_need_no_second_opinion():
             ("composed", {"searches": {"0" * 32: 0}}),
             ("composed", {"run_id": "x"}),
         ),
-        ("composed", {"label": "private"}),
     ],
 )
 def test_a_part_that_is_named_anew_by_its_hash_is_held_to_its_cells(label, changes, store):
