@@ -23,7 +23,7 @@ from dpopt.training import saved
 pytestmark = pytest.mark.filterwarnings("ignore:x. values that were not stated")
 
 MISSING = object()
-ODD = [MISSING, None, True, "x", "", "1\n2", -1, 0, 0.5, 7, 48.9, 1e300, 10**400, math.nan, [], {}, [[1]], {"x": {"y": "z"}}]
+ODD = [MISSING, None, True, "x", "", "1\n2", -1, 0, 0.5, 7, 48.9, 1e300, 10**400, math.nan, [], {}, [[1]], {"x": {}}]
 JSON = ["record.json", "model.json", "ledger.json", "private.json"]
 STATED = {
     *(
