@@ -61,6 +61,13 @@ def content(path: Path, largest: float = LARGEST) -> bytes:
         os.close(descriptor)
 
 
+def regular(path: Path) -> Path:
+    """`path`, for a library that opens it; `Damaged` for a folder, a pipe or a device, which it might wait for."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise Damaged(f"{path}: not a regular file")
+    return path
+
+
 def parse(text: bytes | str, where: object) -> Any:
     """The JSON value in `text`; `where` is what errors call it.
 

@@ -165,11 +165,11 @@ def spec(group: str, name: str, instance: Any) -> dict[str, Any]:
 def from_spec(group: str, content: Mapping[str, Any]) -> Any:
     """The optimizer or workload that `spec` described; raises as `create`, and where the revision is not today's."""
     values = {key: value for key, value in content.items() if key not in ("name", "revision")}
+    name = fields.convert(content.get("name"), str, f"{group}.name", {})
     # Presets do not count: one that was changed since must not change what is made again.
-    instance = fields.build(entry(group, content["name"]).load(), values, content["name"], converters())
-    if instance.revision != content["revision"]:
-        allowed = f"the installed revision is {instance.revision}"
-        raise ConfigError(f"{content['name']}.revision", content["revision"], allowed)
+    instance = fields.build(entry(group, name).load(), values, name, converters())
+    if instance.revision != (revision := content.get("revision")):
+        raise ConfigError(f"{name}.revision", revision, f"the installed revision is {instance.revision}")
     return instance
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -97,7 +98,7 @@ class Draw:
         if not 0 < self.rate <= 1:
             raise ConfigError("Draw.rate", self.rate, "expected a probability in (0, 1]")
         for noise in self.noises:
-            if not 0 <= noise < math.inf:
+            if not 0 <= noise <= sys.float_info.max:  # a whole number may be larger and no float
                 raise ConfigError("Draw.noises", noise, "expected a finite noise multiplier >= 0")
 
     @property

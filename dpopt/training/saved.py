@@ -8,13 +8,14 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html import escape
 from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -25,11 +26,12 @@ from dpopt.cells import mapped
 from dpopt.clipping import evaluation
 from dpopt.clipping.names import plain
 from dpopt.clipping.state import State
-from dpopt.errors import ConfigError
+from dpopt.errors import ConfigError, Missing, shown
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
-from dpopt.privacy.ledger import Ledger, Unit
+from dpopt.privacy.ledger import Ledger, Unit, number_of_draws, sampling_rate
 from dpopt.training.reading import is_array, read_inputs
+from dpopt.training.record import Record
 from dpopt.training.statement import Statement
 from dpopt.training.subject import Adapter, Layout, Transform, unchanged
 from dpopt.training.trial import refused
@@ -48,6 +50,27 @@ _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 """The texts that stand for numbers which JSON does not know."""
 _SAME = 0.01
 """Tolerance of a ledger's epsilon, relative to the record's: other versions of an accountant may round otherwise."""
+_MOST_DISTINCT = 256
+"""Distinct draws that `load` asks an accountant about; `pld` takes a seventh of a second for each. A run has one for
+each set of kinds that it releases together: of 83,000 published runs none has more than two."""
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The content of `_MODEL`: the workload, as `registry.spec` gives it, and its data set, as their file holds it."""
+
+    schema: Literal[1]
+    workload: dict[str, Any] | None
+    data: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Private:
+    """The content of `_PRIVATE`: a warning, entries of the record, and the curve."""
+
+    _: str
+    scores: dict[str, Any]
+    curve: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -145,6 +168,9 @@ class FitResult:
                     parts.append(evaluation.outputs(adapter, inputs, way).cpu())
         if not (outputs := torch.cat(parts)).isfinite().all():
             raise ConfigError("x", type(x).__name__, "the model's outputs for some of these records are not finite")
+        if (classes := self.record["classes"]) and outputs.shape[1:] != (len(classes),):
+            shape = list(outputs.shape[1:])
+            raise ConfigError("record.classes", classes, f"of each record the model has outputs of shape {shape}")
         return outputs
 
     def save(self, folder: str | os.PathLike[str], *, tuned: Sequence[str] | None = None) -> Path:
@@ -201,35 +227,42 @@ def load(
 
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
-        Damaged: a file was changed, or the ledger has another unit or spends another epsilon than the record says.
+        Damaged: a file was changed, or holds something else than `save` writes; the record says what does not follow
+            from ledger, weights and workload, such as another epsilon; or more than 256 draws of the ledger differ.
+        Missing: a package or weights that the model needs are not on this machine.
     """
     if model is not None and not isinstance(model, nn.Module):
         raise ConfigError("model", model, "expected a torch.nn.Module of the architecture that was saved")
     folder = fields.path(folder, "folder")
-    _check(folder)
-    record, curve = _decoded(files.read(folder / _RECORD)), []
-    if (place := folder / _PRIVATE).exists():
-        private = _decoded(files.unsealed(files.content(place, math.inf), place))
-        record, curve = record | private["scores"], private["curve"]
-    stated = Unit.stated(record)
-    ledger = Ledger.from_json((folder / _LEDGER).read_text(), stated)
-    if ledger.unit.kind != stated.kind:
-        raise Damaged(f"{folder / _LEDGER}: it is of the unit {ledger.unit}, the record says {stated}")
-    # The record could state less than its ledger spends; the ledger is believed.
-    spent = accountants.epsilon(ledger, record["delta"], record["accountant"])
-    if not math.isclose(spent, record["epsilon"], rel_tol=_SAME):
-        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record['epsilon']}")
-    content, workload = files.read(folder / _MODEL), None
-    if spec := content["workload"]:
-        if data := content["data"]:
-            spec |= {"data": catalogue.remember(catalogue.of_content(spec["data"], data))}
-        workload = registry.from_spec("workload", spec)
-        if model is None:
-            with torch.random.fork_rng(devices=[]):  # weights that are made only to be overwritten
+    weights_sha256 = _check(folder)
+    with _written(folder / _RECORD) as path:
+        stated = files.read(path)
+        record = Record.of(stated)
+    with _written(folder / _LEDGER) as path:
+        ledger = Ledger.of(files.read(path), Unit.stated(stated))
+        _compare(record, ledger, weights_sha256, folder)
+    private = _Private("", {}, [])
+    with _written(folder / _PRIVATE) as path:
+        if path.exists():
+            private = fields.build(_Private, files.unsealed(files.content(path, math.inf), path), "private")
+        if strange := [key for key in private.scores if not key.startswith(_NOT_COVERED)]:
+            raise Damaged(f"{path}: it has {', '.join(strange)}, which are not among its scores and times")
+    with _written(folder / _MODEL) as path:
+        workload = _workload(fields.build(_Origin, files.read(path), "model"), record)
+        if workload and model is None:
+            # Of weights that are made only to be overwritten.
+            with torch.random.fork_rng(devices=[]), refused("workload", type(workload).__name__, "making its model"):
                 model = workload.unfilled()
+            # Of a user's model nobody says which parameters were trained.
+            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            if record.dimension != trained:
+                raise ConfigError("record.dimension", record.dimension, f"the workload's model has {trained}")
     if model is not None:
         _fill(model, folder / _WEIGHTS)
-    return FitResult(cast(nn.Module, model), record, ledger, curve, transform, workload)
+    # The types of what is read are those of `Record`; what nobody reads is as it was written.
+    typed = {name: value for name, value in vars(record).items() if name in stated}
+    whole = _decoded(stated) | typed | _decoded(private.scores)
+    return FitResult(cast(nn.Module, model), whole, ledger, _decoded(private.curve), transform, workload)
 
 
 def _beside(folder: Path, key: str = "folder") -> Path:
@@ -315,7 +348,19 @@ def _card(result: FitResult, statement: Statement, name: str) -> str:
     )
 
 
-def _check(folder: Path) -> None:
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """Inside, content of `path` that `FitResult.save` does not write is `Damaged`."""
+    try:
+        yield path
+    except Missing:  # what the content names can be brought
+        raise
+    except ConfigError as error:
+        raise Damaged(f"{path}: {error}") from error
+
+
+def _check(folder: Path) -> str:
+    """The SHA-256 of the weights, after all files were found to have theirs."""
     try:
         noted = files.read(folder / _SUMS).get("files", {})
     except FileNotFoundError:
@@ -330,16 +375,59 @@ def _check(folder: Path) -> None:
             raise Damaged(f"{folder / name}: gone since it was saved") from None
         except (TypeError, KeyError) as error:
             raise Damaged(f"{folder / _SUMS}: not as it was written") from error
+    return noted[_WEIGHTS]["sha256"]
+
+
+def _compare(record: Record, ledger: Ledger, weights_sha256: str, folder: Path) -> None:
+    """Raise `Damaged` where the record in a folder says of its run what ledger and weights do not."""
+    before, planned = record.draws_before, record.draws_planned or record.draws
+    own = ledger.counts() - ledger.first(before).counts()
+    if len(distinct := ledger.counts()) > _MOST_DISTINCT:
+        how = f"expected at most {_MOST_DISTINCT}: an accountant takes its time for each"
+        raise Damaged(f"{folder / _LEDGER}: {len(distinct)} draws differ, {how}")
+    follows: dict[str, tuple[Any, Any]] = {
+        "unit": (record.unit, ledger.unit.kind),
+        "weights_sha256": (record.weights_sha256, weights_sha256 if record.weights_sha256 else ""),
+        "draws": (before + planned, len(ledger)),
+        "draws of its epochs": (planned, number_of_draws(record.epochs, record.batch_size, record.examples)),
+        "draws taken": (record.draws, min(record.draws, planned)),
+        "rate": ({record.rate}, {draw.rate for draw in own}),
+        "rate of B and N": (record.rate, sampling_rate(record.batch_size, record.examples)),
+        "noise": ({*record.noise.values()}, {noise for draw in own for noise in draw.noises}),
+        "epsilon_target": (record.epsilon_target, max(record.epsilon_target, record.epsilon * (1 - 1e-9))),
+    }
+    for name, (stated, result) in follows.items():
+        if stated != result:
+            raise Damaged(f"{folder}: the record says {name} = {shown(stated)}, the files beside it {shown(result)}")
+    # The record could state less than its ledger spends; the ledger is believed.
+    spent = accountants.epsilon(ledger, record.delta, record.accountant)
+    if not math.isclose(spent, record.epsilon, rel_tol=_SAME):
+        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record.epsilon}")
+
+
+def _workload(origin: _Origin, record: Record) -> Workload | None:
+    """The workload that a model was trained by, if any; `ConfigError` where it cannot be made, or has other classes."""
+    if origin.workload is None:
+        return None
+    spec, names = dict(origin.workload), ()
+    if origin.data is not None:
+        data = catalogue.of_content(spec.get("data", ""), origin.data)
+        spec["data"], names = catalogue.remember(data), data.class_names
+    workload = registry.from_spec("workload", spec)
+    classes = names or range(workload.classes)  # no list: a damaged number may be large
+    if workload.classes and (len(classes) != len(record.classes) or [*classes] != record.classes):
+        raise ConfigError("record.classes", record.classes, f"the workload has {len(classes)}: {classes}")
+    return workload
 
 
 def _fill(model: nn.Module, path: Path) -> None:
     from safetensors import safe_open
-    from safetensors.torch import load_file
 
-    stored, current = load_file(path), _state(model)
-    with safe_open(path, "pt") as file:
+    current = _state(model)
+    with _written(path), refused("weights", path.name, "reading them"), safe_open(path, "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         shared: dict[str, str] = file.metadata() or {}
-    stored |= {name: stored[kept] for name, kept in shared.items()}  # tied tensors are stored once
+        stored |= {name: stored[kept] for name, kept in shared.items()}  # tied tensors are stored once
     # All are compared before any is loaded: a refused model is as it was.
     for name in sorted(current.keys() | stored.keys()):
         expected, here = _form(stored.get(name)), _form(current.get(name))

@@ -16,6 +16,7 @@ from typing import Any
 
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import UNITS, Ledger
+from dpopt.training.record import Record
 
 _UNKNOWN = (
     "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
@@ -108,24 +109,25 @@ class Statement:
                 the record says, if it was saved with that; else it is not known.
 
         Raises:
-            ConfigError: the record's accountant is no upper bound.
+            ConfigError: see `Record.of`; or the accountant is no upper bound, or cannot compute epsilon.
         """
-        accountants.check_claim(record["delta"], record["accountant"])
-        tuned = record.get("tuned") if tuned is None else tuned
+        said = Record.of(record)
+        accountants.check_claim(said.delta, said.accountant)
+        tuned = said.tuned if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
-        epsilon = accountants.epsilon(ledger, record["delta"], record["accountant"])
-        of_record = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        epsilon = accountants.epsilon(ledger, said.delta, said.accountant)
+        of_record = {field.name: getattr(said, field.name) for field in fields(cls) if hasattr(said, field.name)}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
             "unit": ledger.unit.kind,
             "unit_column": ledger.unit.name,
             "adjacency": UNITS[ledger.unit.kind].adjacency,
             "epsilon": epsilon,
-            "status": ", ".join(filter(None, [record["status"], record.get("doubt")])),
+            "status": ", ".join(filter(None, [said.status, said.doubt])),
             "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
-            "not_covered": tuple(_not_covered(record, ledger.unit.kind)),
-            "unused": tuple(record.get("unused", ())),
-            "defaults": tuple(record.get("defaults", ())),
+            "not_covered": tuple(_not_covered(said, ledger.unit.kind, any(key.startswith("test_") for key in record))),
+            "unused": tuple(said.unused),
+            "defaults": tuple(said.defaults),
         }
         return cls(**of_record | of_run)
 
@@ -210,8 +212,8 @@ class Statement:
         yield f"Versions: {', '.join(f'{name} {number}' for name, number in self.versions.items())}."
 
 
-def _not_covered(record: Mapping[str, Any], unit: str) -> Iterator[str]:
-    if not record["seed_is_secret"]:
+def _not_covered(record: Record, unit: str, has_scores: bool) -> Iterator[str]:
+    if not record.seed_is_secret:
         yield (
             "Anyone who knows the seed: it was given, and whoever knows it can compute the draws and the noise. "
             "Towards them there is no guarantee."
@@ -224,17 +226,17 @@ def _not_covered(record: Mapping[str, Any], unit: str) -> Iterator[str]:
         "the status no_signal."
     )
     # A test split is other people's data, whose scores are released without noise.
-    if record.get("tested") or any(key.startswith("test_") for key in record):
+    if record.tested or has_scores:
         yield (
-            f"Scores on test data, which is not among the {record['examples']} {unit}s: they have no noise, and are in "
+            f"Scores on test data, which is not among the {record.examples} {unit}s: they have no noise, and are in "
             "`private.json`, to be kept back."
         )
-    if not record["isolated"]:
+    if not record.isolated:
         yield (
             "An optimizer that means harm: it ran in the process that holds the data. What it was answered was "
             "private; that it read nothing else was not enforced."
         )
-    yield _ON_THE_GRID if record.get("grid") else _ROUNDED
+    yield _ON_THE_GRID if record.grid else _ROUNDED
     yield "How long the run took."
 
 

@@ -155,7 +155,7 @@ def of_matrix(root):
             for lr, validation, test in ((0.1, 0.6, 0.9), (1.0, 0.7 + 0.01 * seed, 0.5 + 0.1 * seed)):
                 maker.add("dp_adam", seed, validation, test, epsilon=epsilon, tuned={"lr": lr}, tuning="grid")
             maker.add("hyfreedp", seed, 0.5, 0.4 + 0.3 * (epsilon > 1), epsilon=epsilon, eta=1e-3)
-        maker.add("ceiling", seed, 0.99, 0.98, epsilon=float("inf"), tuned={"lr": 0.1}, tuning="fixed")
+        maker.add("ceiling", seed, 0.99, 0.98, epsilon=float("inf"), tuning="fixed")
     return maker.done()
 
 

@@ -1,5 +1,6 @@
 """Whatever is tampered with is found, and nothing is found where nothing was."""
 
+import hashlib
 import json
 import shutil
 
@@ -251,8 +252,9 @@ def test_a_cell_that_is_gone_leaves_a_gap(store):
     shutil.rmtree(store.folder(first["run_id"]))
     rest = [entry for entry in whole["cells"] if entry != first]
     store.extend_suite("small", {**whole, "cells": rest})
-    (line,) = found(store)
-    assert "composed, epsilon 2.0, seed 0: numbers of its runs: claimed 0 to 1" in line
+    gap, search = found(store)
+    assert "composed, epsilon 2.0, seed 0: numbers of its runs: claimed 0 to 1" in gap
+    assert "runs of a search of composed: claimed" in search
     beyond = {**second, "cell": second["cell"] | {"search": 2 * 10**6}}
     store.extend_suite("small", {**whole, "cells": [first, beyond | {"run_id": identity(beyond["cell"])}]})
     assert [line for line in found(store) if "none has 0" in line]
@@ -344,3 +346,29 @@ def test_no_noise_and_no_draws_need_no_second_opinion():
     assert second_opinion(Ledger([Draw(0.5, (0.0,))]), 1e-5, "pld") is None
     assert second_opinion(Ledger(), 1e-5, "pld") is None
     assert not disagrees(float("inf"), None, "pld")
+
+
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    [
+        *(("composed", {"tuning": other}) for other in ("fixed", "self", "private", "linear_scaling")),
+        *(("private", {"tuning": "grid"}), ("ceiling", {"tuning": "grid"}), ("ceiling", {"tuned": {"lr": 7.0}})),
+        *(("composed", {"tuned": {"lr": other}}) for other in (7, "x", 0.1)),
+        *(("composed", {"tuned": {}, **more}) for more in ({}, {"tuning": "fixed"})),
+        *(("composed", {"target": 1.0}), ("composed", {"stage": "final"}), ("hyfreedp", {"stage": "search"})),
+        *(("composed", {"widen": 3}), ("composed", {"widened": True})),
+        *(
+            ("composed", {"search_id": "0" * 32}),
+            ("composed", {"searches": {"0" * 32: 0}}),
+            ("composed", {"run_id": "x"}),
+        ),
+    ],
+)
+def test_a_part_that_is_named_anew_by_its_hash_is_held_to_its_cells(label, changes, store):
+    (path,) = (store.suite_folder("small") / "parts").iterdir()
+    part = json.loads(path.read_bytes())
+    part["cells"] = [entry | changes if entry["label"] == label else entry for entry in part["cells"]]
+    path.unlink()
+    text = json.dumps(part).encode()
+    (path.parent / f"{hashlib.sha256(text).hexdigest()}.json").write_bytes(text)
+    assert [line for line in found(store, "small") if line.startswith("suite small")]

@@ -34,6 +34,10 @@ RECORD = {
     "sampling": "Poisson",
     "versions": {"dpopt": "0.1.0", "torch": "2.6.0"},
     "isolated": False,
+    "dimension": 10,
+    "inputs": [],
+    "transform": None,
+    "classes": [],
 }
 LEDGER = Ledger([Draw(0.02, (1.5, 9.0))] * 250)
 

@@ -18,8 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpopt import fields
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import cache_root, data_root
+from dpopt.files import regular
 from dpopt.workloads import cache
 from dpopt.workloads.base import Split
 from dpopt.workloads.data import records
@@ -90,7 +92,8 @@ def incoming(name: str, new: Any, size: int = 0) -> Any:
     if dataset.kind == "text" and isinstance(new, list | tuple):
         new = {dataset.inputs: new}
     try:
-        frame = pd.read_csv(new) if isinstance(new, str | Path) else pd.DataFrame(new)
+        is_file = isinstance(new, str | Path)
+        frame = pd.read_csv(regular(fields.path(new, "x"))) if is_file else pd.DataFrame(new)
     except Exception as error:  # the library raises many kinds, none of them for a user to read
         raise ConfigError("x", str(new), f"expected a data frame or a CSV file: {error}") from error
     wanted = tuple(dataset.columns or (dataset.inputs,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -23,6 +24,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from dpopt import files
 from dpopt.bars import watched
 from dpopt.errors import ConfigError, unknown
 from dpopt.workloads.data import catalogue, records
@@ -153,6 +155,9 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
     if not place.exists():
         raise ConfigError("from", str(place), "there is nothing")
     try:
+        for path in (place, *place.rglob("*")):
+            if path.exists() and not path.is_dir():
+                files.regular(path)
         if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
             loaded: Any = datasets.load_from_disk(str(place))
         elif place.is_dir():
@@ -160,8 +165,8 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
             # `datasets` would take any with "test" in its name for one of the test split.
             inner = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
             places = {path.name: path for path in inner} if (place / "train").is_dir() else {"train": place}
-            files = {split: f"{glob.escape(str(path))}/*/*" for split, path in places.items()}
-            loaded = datasets.load_dataset("imagefolder", data_files=files, cache_dir=scratch, drop_labels=False)
+            images = {split: f"{glob.escape(str(path))}/*/*" for split, path in places.items()}
+            loaded = datasets.load_dataset("imagefolder", data_files=images, cache_dir=scratch, drop_labels=False)
         else:
             loaded = datasets.Dataset.from_pandas(pd.read_csv(place), preserve_index=False)
     except Exception as error:  # the libraries raise many kinds, none of them for a user to read
@@ -282,7 +287,8 @@ def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) 
                 for record in batch[column]:
                     where = record["path"] or "an image"
                     try:
-                        content = Path(where).read_bytes() if record["bytes"] is None else record["bytes"]
+                        content = record["bytes"]
+                        content = files.content(Path(where), math.inf) if content is None else content
                         image = Image.open(BytesIO(content))
                         image.load()
                     except Exception as error:  # whatever is in the file

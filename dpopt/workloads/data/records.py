@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from dpopt import files
 from dpopt.bars import watched
 from dpopt.errors import ConfigError
 from dpopt.fields import cache_root
@@ -74,8 +77,9 @@ def decode(dataset: Entry, source: Source, size: int) -> tuple[NDArray[np.uint8]
     for row, record in enumerate(watched(records, source.records, f"decoding {source.name}")):
         where = f"{source.name}[{row}].{dataset.inputs}"
         try:
-            content = record["path"] if record["bytes"] is None else BytesIO(record["bytes"])
-            image = Image.open(content).convert(mode)
+            content = record["bytes"]
+            content = files.content(Path(record["path"]), math.inf) if content is None else content
+            image = Image.open(BytesIO(content)).convert(mode)
         except Exception as error:  # whatever is in the record or its bytes
             allowed = f"expected an image ({type(error).__name__}: {error})"
             raise ConfigError(where, f"{str(record)[:40]}...", allowed) from error
