@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -63,7 +63,7 @@ class ClippingEngine(Protocol):
     dimension: int
     layout: Layout = ()
     way: Way = "batch"
-    state: AbstractContextManager[None] = nullcontext()
+    state: Any = nullcontext()
 
     @property
     def theta(self) -> Vector:
@@ -186,11 +186,9 @@ class FlatModel(ClippingEngine):
     sees_batches = False
     hint = ""
 
-    state: State
-
     def __init__(self, model: nn.Module, loss: Loss, state: State | None = None) -> None:
         self.model, self.loss = model, by_record(loss)
-        self.state = state or State(model, loss=None if self.loss.is_trusted else self.loss.function)
+        self.state: State = state or State(model, loss=None if self.loss.is_trusted else self.loss.function)
         self.trained = {plain(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._shapes = [p.shape for p in self.trained.values()]
         self._sizes = [shape.numel() for shape in self._shapes]

@@ -96,13 +96,14 @@ def joined(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> str | N
 
     None too where the passes run other operations: a model that looks at values or at the number of records.
     """
-    calls = None
+    few, many = SIZES
     with torch.no_grad(), _path(model) as path:
-        for size in SIZES:
-            noted = _Calls(calls, path)
-            with noted:
-                output = run(x[:size].clone())
-            calls = noted.calls
+        noted = _Calls(None, path)
+        with noted:
+            run(x[:few].clone())
+        noted = _Calls(noted.calls, path)
+        with noted:
+            output = run(x[:many].clone())
     seen = noted.of_outputs(output) if noted.is_alike else None
     return f"torch's {seen[0]} in {seen[1]}" if seen else None
 
@@ -113,15 +114,13 @@ def _path(model: nn.Module) -> Iterator[list[str]]:
     path = ["model"]
     names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
     # Hooks of all modules, as those of one are part of its state.
-    hooks = [
-        register_module_forward_pre_hook(lambda module, _: path.append(names.get(module, path[-1]))),
-        register_module_forward_hook(lambda *_: path.pop() and None, always_call=True),
-    ]
+    enter = register_module_forward_pre_hook(lambda module, _: path.append(names.get(module, path[-1])))
+    leave = register_module_forward_hook(lambda *_: path.__delitem__(-1), always_call=True)
     try:
         yield path
     finally:
-        for hook in hooks:
-            hook.remove()
+        enter.remove()
+        leave.remove()
 
 
 def _tensors(value: Any) -> list[Tensor]:

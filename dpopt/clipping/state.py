@@ -41,6 +41,9 @@ _TRUSTED = frozenset({"torch", "dpopt"})
 """Packages whose code keeps nothing in classes and globals."""
 _STORES = (dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"])
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
+_WRAPPERS = (MethodType, staticmethod, classmethod, property, partial)
+_WRAPPED = ("__func__", "__self__", "fget", "func", "args", "keywords")
+"""Attributes by which these hold what they wrap."""
 _ABSENT: Any = object()
 
 
@@ -116,9 +119,10 @@ class _Numbers:
     def put_back(self) -> Iterator[_Change]:
         if not self.differing():
             return
-        if self._noted is None or not self.has_values():
+        is_other = self._noted is None or not self.has_values()
+        if is_other:
             yield _Change(self.name, self.must_stay)
-        if not self.has_values():
+        if is_other and self._noted is not None:
             with torch.no_grad():
                 self._tensor.copy_(self._noted)
         self._version = self._tensor._version
@@ -215,15 +219,8 @@ class State:
             yield from self._note_container(name, value)
         elif isinstance(value, FunctionType):
             yield from self._note_function(name, value)
-        elif isinstance(value, MethodType):
-            yield name, value.__func__
-            yield name, value.__self__
-        elif isinstance(value, staticmethod | classmethod):
-            yield name, value.__func__
-        elif isinstance(value, property):
-            yield name, value.fget
-        elif isinstance(value, partial):
-            yield name, [value.func, value.args, value.keywords]
+        elif isinstance(value, _WRAPPERS):
+            yield from [(name, getattr(value, part, None)) for part in _WRAPPED]
         elif isinstance(value, type):
             yield from self._note_class(value)
         elif isinstance(value, nn.Module | CellType) or _package(type(value)) not in _OPAQUE:
