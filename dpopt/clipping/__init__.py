@@ -109,6 +109,7 @@ class _Choice(Delegate):
         # An empty draw shows nothing, so the choice waits for a batch that does.
         if not self.is_decided and len(x):
             self._engine, self.is_decided = self._choose(x, y)
+            self.way = self._engine.way
         return self._engine
 
     def _choose(self, x: Tensor, y: Tensor) -> tuple[FlatModel, bool]:

@@ -146,8 +146,15 @@ def test_curve_record_and_predict_agree_where_a_record_depends_on_its_batch(only
         assert torch.equal(torch.from_numpy(each.predict(x[:41])), one_by_one)
 
 
-def by_value(m, x):
-    return m.head(x if float(x.sum()) > 0 else x - x.mean(0))
+def test_without_a_sample_the_first_batch_decides_how_outputs_are_made():
+    torch.manual_seed(0)
+    made = engine(centring(), cross_entropy)
+    x, y = short.records(24, 4)
+    clipped_sum(made, x, y)
+    assert made.way == "vmap"
+    torch.testing.assert_close(
+        made.outputs(made.theta, x), torch.cat([made.outputs(made.theta, r) for r in x.split(1)])
+    )
 
 
 def test_a_loop_that_costs_too_much_is_refused_unless_it_is_asked_for(monkeypatch):
