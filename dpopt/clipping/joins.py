@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from dpopt.clipping.state import watching
 
 SIZES = (5, 7)
 """Records of the two passes: no size that is rounded down from one is in proportion to one from the other."""
@@ -113,14 +114,8 @@ def _path(model: nn.Module) -> Iterator[list[str]]:
     """The name of the module that is running is the last one of a list."""
     path = ["model"]
     names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
-    # Hooks of all modules, as those of one are part of its state.
-    enter = register_module_forward_pre_hook(lambda module, _: path.append(names.get(module, path[-1])))
-    leave = register_module_forward_hook(lambda *_: path.__delitem__(-1), always_call=True)
-    try:
+    with watching(lambda *_: path.__delitem__(-1), lambda module, _: path.append(names.get(module, path[-1]))):
         yield path
-    finally:
-        enter.remove()
-        leave.remove()
 
 
 def _tensors(value: Any) -> list[Tensor]:

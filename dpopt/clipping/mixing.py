@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from dpopt.clipping.evaluation import tensors_of
-from dpopt.clipping.state import State, same
+from dpopt.clipping.state import State, same, watching
 from dpopt.errors import ConfigError, cut
 from dpopt.types import Vector
 
@@ -230,11 +229,8 @@ def _calls(run: Callable[[Tensor], Any], x: Tensor) -> dict[nn.Module, tuple[lis
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
         calls.setdefault(module, (tensors_of(inputs), tensors_of(output)))
 
-    hook = register_module_forward_hook(note)
-    try:
+    with watching(note):
         run(x)
-    finally:
-        hook.remove()
     return calls
 
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import dis
 import logging
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dpopt.errors import ConfigError
 
@@ -44,6 +46,8 @@ _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _WRAPPERS = (MethodType, staticmethod, classmethod, property, partial)
 _WRAPPED = ("__func__", "__self__", "fget", "func", "args", "keywords")
 """Attributes by which these hold what they wrap."""
+_CONTAINERS = (dict, list, deque, set, tuple, frozenset)
+_STATE = (*_CONTAINERS, Tensor, np.ndarray, SimpleNamespace)
 _ABSENT: Any = object()
 
 
@@ -215,7 +219,7 @@ class State:
         elif isinstance(value, np.ndarray):
             if not value.dtype.hasobject:
                 self._places.append(_Items(name, lambda: [value.tobytes()], partial(_fill, value)))
-        elif isinstance(value, dict | list | deque | set | tuple | frozenset):
+        elif isinstance(value, _CONTAINERS):
             yield from self._note_container(name, value)
         elif isinstance(value, FunctionType):
             yield from self._note_function(name, value)
@@ -247,9 +251,9 @@ class State:
             self._places.append(_Names(name, lambda: attributes, attributes.__setitem__, attributes.__delitem__))
             yield from [(f"{name}.{key}", each) for key, each in attributes.items()]
         if slots := _slots(type(value)):
-            read = partial(_some, partial(_attribute, value), slots)
-            write = setattr if isinstance(value, CellType) else object.__setattr__
-            self._places.append(_Names(name, read, partial(write, value), partial(delattr, value)))
+            read = partial(_filled, slots, value)
+            write, delete = (partial(_set, slots, value, method) for method in ("__set__", "__delete__"))
+            self._places.append(_Names(name, read, write, delete))
             yield from [(f"{name}.{key}", each) for key, each in read().items()]
         yield name, type(value)
 
@@ -269,14 +273,40 @@ class State:
         names, stored = _globals_of(function.__code__)
         around = function.__globals__
         if stored:
-            read = partial(_some, lambda key: around.get(key, _ABSENT), stored)
-            self._places.append(_Names("globals", read, around.__setitem__, around.__delitem__))
+            self._places.append(
+                _Names(
+                    "globals",
+                    lambda: {key: around[key] for key in stored if key in around},
+                    around.__setitem__,
+                    around.__delitem__,
+                )
+            )
         for key in sorted(names & around.keys()):
             value = around[key]
-            # Functions and classes of the same file may keep something for this one.
+            # What other packages keep is theirs, and so are functions and classes of other files.
             is_code = isinstance(value, FunctionType | type)
-            if not is_code or value.__module__ == function.__module__:
+            is_own = is_code and value.__module__ == function.__module__
+            is_of_package = not is_code and _package(type(value)) == _package(function)
+            if is_own or is_of_package or isinstance(value, _STATE):
                 yield key, value
+
+
+@contextmanager
+def watching(
+    after: Callable[[nn.Module, Any, Any], None], before: Callable[[nn.Module, Any], None] | None = None
+) -> Iterator[None]:
+    """Call `after` and `before` with each module, its inputs and its output, whenever a module is called."""
+    # Hooks of all modules, as those of one are part of its state.
+    hooks = [register_module_forward_hook(after, always_call=True)]
+    if before:
+        hooks.append(register_module_forward_pre_hook(before))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.compile warns of them
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -297,24 +327,24 @@ def _package(code: Any) -> str:
     return (getattr(code, "__module__", None) or "").partition(".")[0]
 
 
-def _slots(kind: type) -> list[str]:
-    """The names of attributes of a class's objects that are in no dictionary."""
+def _slots(kind: type) -> dict[str, Any]:
+    """The attributes of a class's objects that are in no dictionary, by name."""
     if kind is CellType:
-        return ["cell_contents"]
-    held = [vars(each).get("__slots__", ()) for each in kind.__mro__]
-    return [name for names in held for name in ([names] if isinstance(names, str) else names)]
+        return {"cell_contents": vars(kind)["cell_contents"]}
+    every = [each for base in kind.__mro__ for each in vars(base).values()]
+    return {each.__name__: each for each in every if isinstance(each, MemberDescriptorType)}
 
 
-def _attribute(owner: Any, name: str) -> Any:
-    try:
-        return getattr(owner, name, _ABSENT)
-    except ValueError:  # the cell of a closure before its first value
-        return _ABSENT
+def _filled(slots: dict[str, Any], owner: Any) -> dict[str, Any]:
+    values = {}
+    for name, slot in slots.items():
+        with suppress(AttributeError, ValueError):  # it is empty
+            values[name] = slot.__get__(owner)
+    return values
 
 
-def _some(read: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    values = {name: read(name) for name in names}
-    return {name: value for name, value in values.items() if value is not _ABSENT}
+def _set(slots: dict[str, Any], owner: Any, method: str, name: str, *value: Any) -> None:
+    getattr(slots[name], method)(owner, *value)
 
 
 def _refill(container: Any, items: list[Any]) -> None:

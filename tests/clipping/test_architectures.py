@@ -11,8 +11,8 @@ from dpopt.errors import ConfigError
 N = 6
 ZOO = MODELS | ODD | OTHERS
 REFUSED = {"instance_norm_tracking", "batch_norm_training", "batch_norm_untracked", "spectral_norm_training"}
-REFUSED |= {"embedding_max_norm", "embedding_sparse", "changed_after_use"}
-"""Those that no engine can follow, and those that cannot be trained privately."""
+REFUSED |= {"embedding_max_norm", "embedding_sparse", "changed_after_use", "by_value"}
+"""Those that no engine can follow, or at too high a cost, and those that cannot be trained privately."""
 SAMPLE = [*REFUSED, "batch_norm2d", "batch_norm_frozen", "spectral_norm", "opacus_gru", "by_value", "experts"]
 SAMPLE += ["checkpoint_reentrant", "shared_module", "embedding_padding", "attention_causal"]
 SLOW = {*OTHERS} - {*SAMPLE}

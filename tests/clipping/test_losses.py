@@ -21,6 +21,7 @@ import dpopt
 from dpopt import workloads
 from dpopt.clipping import Abadi, engine
 from dpopt.clipping.losses import _SEPARABLE, RecordLoss, by_record, check_loss
+from dpopt.clipping.state import State
 from dpopt.clipping.views import multiplied
 from dpopt.errors import ConfigError
 from dpopt.privacy import DataOracle
@@ -212,8 +213,9 @@ def test_fit_refuses_a_loss_before_the_first_draw(name, monkeypatch):
 def test_records_are_tried_in_two_orders():
     """In the first, the losses of this one's records are those of the batch."""
     torch.manual_seed(0)
+    model, loss = nn.Linear(4, CLASSES), by_record(Chained())
     with pytest.raises(ConfigError, match=r"^loss: 'Chained'.* alone and .* after other records"):
-        check_loss(nn.Linear(4, CLASSES), by_record(Chained()), torch.randn(2, 4), torch.tensor([0, 1]))
+        check_loss(State(model), model, loss, torch.randn(2, 4), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("is_late", [False, True])
