@@ -330,7 +330,7 @@ def fit(
         end = reached()
         charged = summary(plan, end.state, epsilon, examples, spent=spent)
         charged |= {"draws_before": len(spent)} if spent else {}
-        if _lost_outputs(subject, clipper, start, end.state.theta):
+        if _has_outputs(subject, clipper, start) and not _has_outputs(subject, clipper, end.state.theta):
             charged["status"] = "diverged"
         if len(end.ledger) < plan.draws:
             charged |= {"draws": len(end.ledger), "draws_planned": plan.draws}
@@ -413,15 +413,12 @@ def _rate(state: Any) -> float:
     return float(rate) if rate.numel() == 1 else math.nan
 
 
-def _lost_outputs(subject: Subject, engine: ClippingEngine, *ends: Tensor) -> bool:
-    """True if outputs are finite at the first of two ends and not at the last.
-
-    They are those for a record of ones, or of zeros in whole numbers: none is read.
-    """
+def _has_outputs(subject: Subject, engine: ClippingEngine, theta: Tensor) -> bool:
+    """False if outputs at `theta` are not finite for a record of ones, or of zeros in whole numbers: none is read."""
     one = torch.full_like(subject.train.x[:1], subject.train.x.is_floating_point())
     with unchanged(subject.model, is_training=False), suppress(Exception):  # the model may take no such record
-        return [bool(engine.outputs(each, subject.transform(one)).isfinite().all()) for each in ends] == [True, False]
-    return False
+        return bool(engine.outputs(theta, subject.transform(one)).isfinite().all())
+    return True
 
 
 def _subject(

@@ -85,6 +85,5 @@ def test_a_run_that_began_without_the_grid_ends_without_it(tmp_path):
     before = [-1.773952, -0.5429906, 1.4523803, 0.07413052, 0.35039774, 0.0641977]
     # Another kind of processor may differ in the last places; the grid moves this by 4e-5.
     torch.testing.assert_close(short.weights(result), torch.tensor(before), rtol=0, atol=1e-6)
-    assert "The last digits of floating-point numbers" in str(result.statement())
     # With the grid, the same arguments have other noise: both runs would tell what was rounded.
     assert float((short.weights(fit()) - short.weights(result)).abs().max()) > 0.01
