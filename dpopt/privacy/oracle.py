@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dpopt.errors import ConfigError
 from dpopt.privacy import sampling
-from dpopt.privacy.ledger import Draw, Ledger, Plan, Unit
+from dpopt.privacy.ledger import Draw, Ledger, Plan
 from dpopt.privacy.opaque import opaque
 from dpopt.privacy.queries import Asked, Below, Gradient, Losses, Space, read
 from dpopt.types import ClipRule, Layout, Number, Points, Query, Release, Vector, laid_out
@@ -173,11 +173,10 @@ class BaseOracle(_Single):
         self.draws_total = draws
         self.noise = MappingProxyType(noise)
         self.grid = grid
-        unit = Unit() if planned is None else planned.unit
-        begun = ledger or Ledger(unit=unit)
-        if begun.unit != unit:
-            raise ConfigError("ledger", str(begun.unit), f"expected draws of the plan's unit, {unit}")
-        self.ledger = Ledger(begun)  # a copy: the caller's stays as it is
+        # The plan's own, so that unit and noise are what is planned; the caller's stays as it is.
+        self.ledger = (planned or Ledger()).first(len(ledger or ()))
+        if ledger and self.ledger != ledger:
+            raise ConfigError("ledger", repr(ledger), f"expected how the plan begins: {self.ledger!r}")
         self._planned = islice(planned, len(self.ledger), None) if planned is not None else None
         self._batch: OpenDraw | None = None
         self._process = os.getpid()
@@ -227,13 +226,12 @@ class BaseOracle(_Single):
         # An infinite sensitivity without noise would be 0 * inf, which is not a number.
         std = charged.noise * asked.sensitivity if charged.noise else 0.0
         self._add_noise(total, std, charged)
-        mean = total.div_(self.expected_batch)
+        # A tensor of its own over the same memory: how often a sum was changed in place tells how many records it had.
+        mean = total.div_(self.expected_batch).data
         std = std / self.expected_batch
         # Of the sum over all processes, so that all have the same bits.
         if self.grid:
             sampling.round_to_grid(mean, std)
-        # A tensor of its own over the same memory: how often a sum was changed in place tells how many records it had.
-        mean = mean.data
         return Release(mean if asked.centre is None else mean.add_(asked.centre), std)
 
     def _sum(self, asked: Asked, records: Any) -> Tensor:

@@ -129,16 +129,14 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
             part.add_(_long_tailed(part, generator).mul_(std))
 
 
-def grid_step(std: float | Tensor) -> Any:
+def grid_step(std: float | Tensor) -> Tensor:
     """The step of the grid for releases with noise of this `std`: a power of two in (std 2^-13, std 2^-12].
 
     A std is taken as at least 2^-114, as float32 has no normal number for a smaller one's step.
     """
+    # Not looked at, as a GPU would be waited for.
+    std = torch.as_tensor(std, dtype=torch.float64).clamp(_LEAST_STD, _MOST_STD)
     # By the mantissa, in [1/2, 1): a logarithm could be rounded up to the next whole number.
-    if not isinstance(std, Tensor):
-        std = max(std, _LEAST_STD)
-        return std / math.frexp(std)[0] * 2.0**-13
-    std = std.clamp(_LEAST_STD, _MOST_STD)  # not looked at, as a GPU would be waited for
     return std / torch.frexp(std).mantissa * 2.0**-13
 
 

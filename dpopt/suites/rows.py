@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -28,7 +28,6 @@ from dpopt.suites.searches import SEARCHED, Planned, Run, beyond, ends, linear_s
 from dpopt.types import Layout
 from dpopt.workloads.base import Workload
 
-_LOG = logging.getLogger(__name__)
 _MOST_CELLS = 10**6
 """Cells of a row on a workload that can be planned."""
 
@@ -181,12 +180,9 @@ class Row:
 
     @cached_property
     def _layout(self) -> Layout | None:
-        """That of the workload's model; None where files have to be there first."""
-        try:
+        """That of the workload's model; None where files have to be there first, as when a cell is prepared."""
+        with suppress(ConfigError):
             return layout_of(self.workload.outline().model)
-        except ConfigError as error:
-            _LOG.warning("%s: its groups are compared with the model when a cell is prepared (%s)", self._where, error)
-            return None
 
     def _number(self, run: int, optimizer: Mapping[str, Any], place: _Place) -> int:
         """A cell's number within all searches that a seed makes at one epsilon.

@@ -271,8 +271,9 @@ def test_a_continued_oracle_leaves_its_ledger_alone():
     with asked.draw() as batch:
         batch.gradient(torch.zeros(D), Abadi(1.0))
     assert (len(taken), asked.draws_left, asked.ledger) == (1, 0, planned.ledger)
-    with pytest.raises(ConfigError, match=r"^ledger: 'person' .* the plan's unit, record"):
-        oracle(planned, ledger=Ledger(taken, Unit("person")))
+    for other in (Ledger(taken, Unit("person")), Ledger([Draw(0.5, (2.0,))])):
+        with pytest.raises(ConfigError, match=r"^ledger: .* how the plan begins: .* 1 distinct, unit record\)"):
+            oracle(planned, ledger=other)
 
 
 def test_bad_bounds_and_mismatched_plans():

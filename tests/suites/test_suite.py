@@ -63,13 +63,12 @@ def test_a_value_in_python_is_what_an_override_is():
     assert load_suite("quickstart", **values).settings == load_suite("quickstart", words).settings
 
 
-def test_groups_wait_for_the_shapes_of_a_model_and_say_so(monkeypatch, caplog):
+def test_groups_wait_for_the_shapes_of_a_model(monkeypatch):
     def outline(self):
         raise ConfigError("data", "x", "there is no file")
 
     monkeypatch.setattr(DigitsMLP, "outline", outline)
     plan(load_suite("quickstart", ["settings.dp_adam.fields.clip={rule: by_group, groups: nothere}"]))
-    assert "dp_adam: its groups are compared with the model when a cell is prepared (data: 'x'" in caplog.text
 
 
 @pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES, ids=[o for o, _ in BAD_OVERRIDES])
