@@ -41,6 +41,8 @@ class Stated:
     weights_sha256: str = ""
     draws_planned: Natural = 0
     draws_before: Natural = 0
+    unused: list[str] = field(default_factory=list)
+    defaults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,6 @@ class Record(Stated):
     tested: bool = False
     doubt: str = ""
     tuned: list[str] | str | None = None
-    unused: list[str] = field(default_factory=list)
-    defaults: list[str] = field(default_factory=list)
     grid: bool = False
     evaluation: Way = "batch"
 

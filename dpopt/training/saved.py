@@ -229,7 +229,7 @@ def load(
     with _written(folder / _PRIVATE) as path:
         if path.exists():
             private = _decoded(files.unsealed(files.content(path, math.inf), path))
-            record, curve = record | _scores(private["scores"]), private["curve"]
+            record, curve = record | private["scores"] | record, private["curve"]  # no score replaces an entry
     with _written(folder / _MODEL) as path:
         content, workload = files.read(path), None
         if spec := content["workload"]:
@@ -276,7 +276,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
     (folder / _WEIGHTS).chmod(0o644)  # as the files beside it; safetensors writes for the owner alone
     result.record["weights_sha256"] = _sha256(folder / _WEIGHTS)
     statement = result.statement()
-    private = _scores(result.record)
+    private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
     files.write(folder / _RECORD, _encoded({k: v for k, v in result.record.items() if k not in private}))
     # As a text, since a mapping is written in the order of its keys, and that of columns decides their places.
     files.write(folder / _MODEL, json.dumps(_of_workload(result.workload), indent=1) + "\n")
@@ -352,12 +352,11 @@ def _check(folder: Path) -> str:
         raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}")
     with _written(folder / _SUMS) as path:
         noted = files.read(path)["files"]
-        sums = {name: noted[name]["sha256"] for name in _CHECKED}
-    for name, digest in sums.items():
+    for name in _CHECKED:
         with _written(folder / name) as path:
-            if _sha256(path) != digest:
+            if _sha256(path) != noted[name]["sha256"]:
                 raise Damaged(f"{path}: changed since it was saved")
-    return sums[_WEIGHTS]
+    return noted[_WEIGHTS]["sha256"]
 
 
 def _compare(record: Record, ledger: Ledger, weights_sha256: str) -> None:
@@ -405,11 +404,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _form(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}".removeprefix("torch.") if isinstance(value, Tensor) else "no tensor"
-
-
-def _scores(record: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a record that are for `_PRIVATE`."""
-    return {key: value for key, value in record.items() if key.startswith(_NOT_COVERED)}
 
 
 def _encoded(value: Any) -> Any:

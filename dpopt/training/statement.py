@@ -71,8 +71,6 @@ class Statement(Stated):
     private: bool
     tuned: tuple[str, ...]
     not_covered: tuple[str, ...]
-    unused: tuple[str, ...] = ()
-    defaults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -91,7 +89,7 @@ class Statement(Stated):
         tuned = said.tuned if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
         epsilon = accountants.epsilon(ledger, said.delta, said.accountant)
-        of_record = {field.name: getattr(said, field.name) for field in fields(cls) if hasattr(said, field.name)}
+        of_record = {field.name: getattr(said, field.name) for field in fields(Stated)}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
             "unit": ledger.unit.kind,
@@ -101,8 +99,6 @@ class Statement(Stated):
             "status": ", ".join(filter(None, [said.status, said.doubt])),
             "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
             "not_covered": tuple(_not_covered(said, ledger.unit.kind, any(key.startswith("test_") for key in record))),
-            "unused": tuple(said.unused),
-            "defaults": tuple(said.defaults),
         }
         return cls(**of_record | of_run)
 

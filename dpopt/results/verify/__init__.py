@@ -82,13 +82,14 @@ def _verify(store: Store, suites: list[str], is_whole: bool, plots: Path | None,
         try:
             entries, archived = single.manifest(name)["cells"], single.archive(name).runs
             amiss = [Finding(*each) for each in manifests.amiss(single.suite_folder(name))]
-        except ConfigError as error:
+            amiss += [*_entries(single, name, entries), *misstated(name, entries)]
+        except UNREADABLE as error:
             verified.note("suites", [Finding(name, "cells", "readable", error)])
             is_readable = False
             continue
         planned |= {entry["run_id"] for entry in entries}
         elsewhere |= archived.keys()
-        verified.note("suites", [*amiss, *_entries(single, name, entries), *misstated(name, entries)])
+        verified.note("suites", amiss)
         for run_id, run in archived.items():
             _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
         if store.is_read_only and entries:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from dpopt.cells import identity
 from dpopt.results.verify.claims import Finding
 from dpopt.store.manifests import searches
-from dpopt.store.runs import UNREADABLE
 
 _Claim = tuple[str, Any, Any]
 """What is said of, how, and what follows."""
@@ -33,18 +33,15 @@ _TUNINGS = {
 def misstated(suite: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """What the entries of a suite say that their cells, and the runs of their searches, do not."""
     searched = defaultdict[tuple[str, str], list[Any]](list)
-    try:
-        claims = [(entry["run_id"], *claim) for entry in entries for claim in _of_cell(entry)]
-        for entry in entries:
-            for search_id in filter(None, searches(entry)):  # older versions told no searches apart
-                searched[entry["label"], search_id].append(entry)
-        for (label, search_id), runs in searched.items():
-            claims += [(label, *claim) for claim in _of_search(search_id, runs)]
-    except UNREADABLE as error:
-        claims = [("entries", "content", "that it can be checked", f"{type(error).__name__}: {error}")]
-    for place, what, claimed, result in claims:
-        if claimed != result:
-            yield Finding(f"suite {suite}, {place}", what, claimed, result)
+    for entry in entries:
+        for search_id in filter(None, searches(entry)):  # older versions told no searches apart
+            searched[entry["label"], search_id].append(entry)
+    of_cells = ((entry["run_id"], _of_cell(entry)) for entry in entries)
+    of_searches = ((label, _of_search(search_id, runs)) for (label, search_id), runs in searched.items())
+    for place, claims in chain(of_cells, of_searches):
+        for what, claimed, result in claims:
+            if claimed != result:
+                yield Finding(f"suite {suite}, {place}", what, claimed, result)
 
 
 def _of_cell(entry: Mapping[str, Any]) -> Iterator[_Claim]:
@@ -68,7 +65,7 @@ def _of_search(search_id: str, runs: Sequence[Mapping[str, Any]]) -> Iterator[_C
     grid = [entry for entry in runs if not entry.get("widened") and entry.get("stage") != "final"]
     grid.sort(key=lambda entry: entry["cell"].get("search", 0))
     yield "search of these runs", search_id, f"{derive('search', *(entry['run_id'] for entry in grid)):032x}"
-    rest = {identity({**entry["cell"]["optimizer"], **dict.fromkeys(entry["tuned"])}) for entry in runs}
+    rest = {identity(entry["cell"]["optimizer"] | dict.fromkeys(entry["tuned"])) for entry in runs}
     yield "optimizers but for what is tuned", 1, len(rest)
 
 
