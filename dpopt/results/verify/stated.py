@@ -32,7 +32,7 @@ _TUNINGS = {
 
 def misstated(suite: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """What the entries of a suite say that their cells, and the runs of their searches, do not."""
-    searched = defaultdict[tuple[str, str], list[Any]](list)
+    searched = defaultdict[Any, list[Any]](list)
     for entry in entries:
         for search_id in filter(None, searches(entry)):  # older versions told no searches apart
             searched[entry["label"], search_id].append(entry)
