@@ -15,7 +15,7 @@ from html import escape
 from numbers import Integral
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dpopt.clipping.state import State
 from dpopt.errors import ConfigError, Missing, shown
 from dpopt.files import Damaged
 from dpopt.privacy import accountants
-from dpopt.privacy.ledger import Ledger, Unit, number_of_draws, sampling_rate
+from dpopt.privacy.ledger import Ledger, Unit
 from dpopt.training.reading import is_array, read_inputs
 from dpopt.training.record import Record
 from dpopt.training.statement import Statement
@@ -53,24 +53,6 @@ _SAME = 0.01
 _MOST_DISTINCT = 256
 """Distinct draws that `load` asks an accountant about; `pld` takes a seventh of a second for each. A run has one for
 each set of kinds that it releases together: of 83,000 published runs none has more than two."""
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """The content of `_MODEL`: the workload, as `registry.spec` gives it, and its data set, as their file holds it."""
-
-    schema: Literal[1]
-    workload: dict[str, Any] | None
-    data: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class _Private:
-    """The content of `_PRIVATE`: a warning, entries of the record, and the curve."""
-
-    _: str
-    scores: dict[str, Any]
-    curve: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -227,8 +209,9 @@ def load(
 
     Raises:
         ConfigError: the folder holds no saved run, or the model has other tensors; it is then as it was.
-        Damaged: a file was changed, or holds something else than `save` writes; the record says what does not follow
-            from ledger, weights and workload, such as another epsilon; or more than 256 draws of the ledger differ.
+        Damaged: a file was changed, or holds something else than `save` writes; the record has another unit, epsilon or
+            number of draws than the ledger, other weights, or another number of classes than the workload; or more than
+            256 draws of the ledger differ.
         Missing: a package or weights that the model needs are not on this machine.
     """
     if model is not None and not isinstance(model, nn.Module):
@@ -236,33 +219,31 @@ def load(
     folder = fields.path(folder, "folder")
     weights_sha256 = _check(folder)
     with _written(folder / _RECORD) as path:
-        stated = files.read(path)
-        record = Record.of(stated)
+        record = _decoded(files.read(path))
+        said = Record.of(record)
+        record |= {name: value for name, value in vars(said).items() if name in record}
     with _written(folder / _LEDGER) as path:
-        ledger = Ledger.of(files.read(path), Unit.stated(stated))
-        _compare(record, ledger, weights_sha256, folder)
-    private = _Private("", {}, [])
+        ledger = Ledger.of(files.read(path), Unit.stated(record))
+        _compare(said, ledger, weights_sha256)
+    curve = []
     with _written(folder / _PRIVATE) as path:
         if path.exists():
-            private = fields.build(_Private, files.unsealed(files.content(path, math.inf), path), "private")
-        if strange := [key for key in private.scores if not key.startswith(_NOT_COVERED)]:
-            raise Damaged(f"{path}: it has {', '.join(strange)}, which are not among its scores and times")
+            private = _decoded(files.unsealed(files.content(path, math.inf), path))
+            record, curve = record | private["scores"] | record, private["curve"]  # no score replaces an entry
     with _written(folder / _MODEL) as path:
-        workload = _workload(fields.build(_Origin, files.read(path), "model"), record)
-        if workload and model is None:
-            # Of weights that are made only to be overwritten.
-            with torch.random.fork_rng(devices=[]), refused("workload", type(workload).__name__, "making its model"):
-                model = workload.unfilled()
-            # Of a user's model nobody says which parameters were trained.
-            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            if record.dimension != trained:
-                raise ConfigError("record.dimension", record.dimension, f"the workload's model has {trained}")
+        content, workload = files.read(path), None
+        if spec := content["workload"]:
+            if data := content["data"]:
+                spec["data"] = catalogue.remember(catalogue.of_content(spec["data"], data))
+            workload = registry.from_spec("workload", spec)
+            if workload.classes not in (0, len(said.classes)):
+                raise ConfigError("record.classes", said.classes, f"the workload has {shown(workload.classes)}")
+            if model is None:
+                with torch.random.fork_rng(devices=[]):  # weights that are made only to be overwritten
+                    model = workload.unfilled()
     if model is not None:
         _fill(model, folder / _WEIGHTS)
-    # The types of what is read are those of `Record`; what nobody reads is as it was written.
-    typed = {name: value for name, value in vars(record).items() if name in stated}
-    whole = _decoded(stated) | typed | _decoded(private.scores)
-    return FitResult(cast(nn.Module, model), whole, ledger, _decoded(private.curve), transform, workload)
+    return FitResult(cast(nn.Module, model), record, ledger, curve, transform, workload)
 
 
 def _beside(folder: Path, key: str = "folder") -> Path:
@@ -293,7 +274,7 @@ def _write(result: FitResult, folder: Path, name: str) -> None:
                 raise _unwritable(folder.with_name(name), "folder", error) from error
             raise
     (folder / _WEIGHTS).chmod(0o644)  # as the files beside it; safetensors writes for the owner alone
-    result.record["weights_sha256"] = hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest()
+    result.record["weights_sha256"] = _sha256(folder / _WEIGHTS)
     statement = result.statement()
     private = {key: value for key, value in result.record.items() if key.startswith(_NOT_COVERED)}
     files.write(folder / _RECORD, _encoded({k: v for k, v in result.record.items() if k not in private}))
@@ -326,8 +307,12 @@ def _of_workload(workload: Workload | None) -> dict[str, Any]:
 
 
 def _seal(folder: Path) -> None:
-    sums = {each: {"sha256": hashlib.sha256(files.content(folder / each, math.inf)).hexdigest()} for each in _CHECKED}
+    sums = {each: {"sha256": _sha256(folder / each)} for each in _CHECKED}
     files.write(folder / _SUMS, {"schema": 1, "files": sums})
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(files.content(path, math.inf)).hexdigest()
 
 
 def _card(result: FitResult, statement: Statement, name: str) -> str:
@@ -350,81 +335,51 @@ def _card(result: FitResult, statement: Statement, name: str) -> str:
 
 @contextmanager
 def _written(path: Path) -> Iterator[Path]:
-    """Inside, content of `path` that `FitResult.save` does not write is `Damaged`."""
+    """Inside, every error of reading what `FitResult.save` has written to `path` is `Damaged`."""
     try:
         yield path
-    except Missing:  # what the content names can be brought
+    except (Missing, Damaged):  # what the content names can be brought
         raise
-    except ConfigError as error:
-        raise Damaged(f"{path}: {error}") from error
+    except FileNotFoundError:
+        raise Damaged(f"{path}: gone since it was saved") from None
+    except Exception as error:
+        raise Damaged(f"{path}: {error if isinstance(error, ConfigError) else shown(error)}") from error
 
 
 def _check(folder: Path) -> str:
-    """The SHA-256 of the weights, after all files were found to have theirs."""
-    try:
-        noted = files.read(folder / _SUMS).get("files", {})
-    except FileNotFoundError:
-        raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}") from None
-    if absent := [name for name in _CHECKED if not isinstance(noted, dict) or name not in noted]:
-        raise ConfigError("folder", str(folder), f"holds no saved run: no {', '.join(sorted(absent))}")
+    """The SHA-256 of the weights, after all files were seen to have theirs."""
+    if not (folder / _SUMS).exists():
+        raise ConfigError("folder", str(folder), f"holds no saved run: no {_SUMS}")
+    with _written(folder / _SUMS) as path:
+        noted = files.read(path)["files"]
     for name in _CHECKED:
-        try:
-            if hashlib.sha256(files.content(folder / name, math.inf)).hexdigest() != noted[name]["sha256"]:
-                raise Damaged(f"{folder / name}: changed since it was saved")
-        except FileNotFoundError:
-            raise Damaged(f"{folder / name}: gone since it was saved") from None
-        except (TypeError, KeyError) as error:
-            raise Damaged(f"{folder / _SUMS}: not as it was written") from error
+        with _written(folder / name) as path:
+            if _sha256(path) != noted[name]["sha256"]:
+                raise Damaged(f"{path}: changed since it was saved")
     return noted[_WEIGHTS]["sha256"]
 
 
-def _compare(record: Record, ledger: Ledger, weights_sha256: str, folder: Path) -> None:
-    """Raise `Damaged` where the record in a folder says of its run what ledger and weights do not."""
-    before, planned = record.draws_before, record.draws_planned or record.draws
-    own = ledger.counts() - ledger.first(before).counts()
-    if len(distinct := ledger.counts()) > _MOST_DISTINCT:
-        how = f"expected at most {_MOST_DISTINCT}: an accountant takes its time for each"
-        raise Damaged(f"{folder / _LEDGER}: {len(distinct)} draws differ, {how}")
-    follows: dict[str, tuple[Any, Any]] = {
-        "unit": (record.unit, ledger.unit.kind),
-        "weights_sha256": (record.weights_sha256, weights_sha256 if record.weights_sha256 else ""),
-        "draws": (before + planned, len(ledger)),
-        "draws of its epochs": (planned, number_of_draws(record.epochs, record.batch_size, record.examples)),
-        "draws taken": (record.draws, min(record.draws, planned)),
-        "rate": ({record.rate}, {draw.rate for draw in own}),
-        "rate of B and N": (record.rate, sampling_rate(record.batch_size, record.examples)),
-        "noise": ({*record.noise.values()}, {noise for draw in own for noise in draw.noises}),
-        "epsilon_target": (record.epsilon_target, max(record.epsilon_target, record.epsilon * (1 - 1e-9))),
-    }
-    for name, (stated, result) in follows.items():
-        if stated != result:
-            raise Damaged(f"{folder}: the record says {name} = {shown(stated)}, the files beside it {shown(result)}")
+def _compare(record: Record, ledger: Ledger, weights_sha256: str) -> None:
+    """Raise `ConfigError` where a record says of its run what ledger and weights do not."""
+    if (distinct := len(ledger.counts())) > _MOST_DISTINCT:
+        raise ConfigError("ledger", distinct, f"expected at most {_MOST_DISTINCT} draws that differ")
     # The record could state less than its ledger spends; the ledger is believed.
     spent = accountants.epsilon(ledger, record.delta, record.accountant)
-    if not math.isclose(spent, record.epsilon, rel_tol=_SAME):
-        raise Damaged(f"{folder / _LEDGER}: it spends epsilon {spent}, the record says {record.epsilon}")
-
-
-def _workload(origin: _Origin, record: Record) -> Workload | None:
-    """The workload that a model was trained by, if any; `ConfigError` where it cannot be made, or has other classes."""
-    if origin.workload is None:
-        return None
-    spec, names = dict(origin.workload), ()
-    if origin.data is not None:
-        data = catalogue.of_content(spec.get("data", ""), origin.data)
-        spec["data"], names = catalogue.remember(data), data.class_names
-    workload = registry.from_spec("workload", spec)
-    classes = names or range(workload.classes)  # no list: a damaged number may be large
-    if workload.classes and (len(classes) != len(record.classes) or [*classes] != record.classes):
-        raise ConfigError("record.classes", record.classes, f"the workload has {len(classes)}: {classes}")
-    return workload
+    for name, stated, result in (
+        ("unit", record.unit, ledger.unit.kind),
+        ("weights_sha256", record.weights_sha256 or weights_sha256, weights_sha256),
+        ("draws", record.draws_before + (record.draws_planned or record.draws), len(ledger)),
+        ("epsilon", record.epsilon, record.epsilon if math.isclose(spent, record.epsilon, rel_tol=_SAME) else spent),
+    ):
+        if stated != result:
+            raise ConfigError(f"record.{name}", stated, f"by ledger and weights it is {shown(result)}")
 
 
 def _fill(model: nn.Module, path: Path) -> None:
     from safetensors import safe_open
 
     current = _state(model)
-    with _written(path), refused("weights", path.name, "reading them"), safe_open(path, "pt") as file:
+    with _written(path), safe_open(path, "pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         shared: dict[str, str] = file.metadata() or {}
         stored |= {name: stored[kept] for name, kept in shared.items()}  # tied tensors are stored once

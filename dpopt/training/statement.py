@@ -16,7 +16,7 @@ from typing import Any
 
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import UNITS, Ledger
-from dpopt.training.record import Record
+from dpopt.training.record import Record, Stated
 
 _UNKNOWN = (
     "Nothing is known of other runs on these data: choices made by looking at them cost more than is stated here.",
@@ -37,8 +37,8 @@ _DIGITS = 4
 """Significant digits of epsilon in the text; it is rounded up."""
 
 
-@dataclass(frozen=True)
-class Statement:
+@dataclass(frozen=True, kw_only=True)
+class Statement(Stated):
     """A run's privacy; `str` gives the text.
 
     Attributes:
@@ -69,35 +69,8 @@ class Statement:
     """
 
     private: bool
-    unit: str
-    adjacency: str
-    sampling: str
-    epsilon: float
-    delta: float
-    epsilon_target: float
-    accountant: str
-    draws: int
-    rate: float
-    examples: int
-    batch_size: float
-    epochs: float
-    noise: Mapping[str, float]
-    optimizer: str
-    status: str
     tuned: tuple[str, ...]
     not_covered: tuple[str, ...]
-    versions: Mapping[str, str]
-    unused: tuple[str, ...] = ()
-    unit_rows: int = 0
-    unit_column: str = ""
-    clip: float = math.nan
-    defaults: tuple[str, ...] = ()
-    seed_is_secret: bool = False
-    data: str = ""
-    date: str = ""
-    weights_sha256: str = ""
-    draws_planned: int = 0
-    draws_before: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any], ledger: Ledger, tuned: Sequence[str] | None = None) -> Statement:
@@ -116,7 +89,7 @@ class Statement:
         tuned = said.tuned if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
         epsilon = accountants.epsilon(ledger, said.delta, said.accountant)
-        of_record = {field.name: getattr(said, field.name) for field in fields(cls) if hasattr(said, field.name)}
+        of_record = {field.name: getattr(said, field.name) for field in fields(Stated)}
         of_run: dict[str, Any] = {
             "private": math.isfinite(epsilon),
             "unit": ledger.unit.kind,
@@ -126,8 +99,6 @@ class Statement:
             "status": ", ".join(filter(None, [said.status, said.doubt])),
             "tuned": _UNKNOWN if tuned is None else (tuned,) if isinstance(tuned, str) else tuple(tuned) or _NONE,
             "not_covered": tuple(_not_covered(said, ledger.unit.kind, any(key.startswith("test_") for key in record))),
-            "unused": tuple(said.unused),
-            "defaults": tuple(said.defaults),
         }
         return cls(**of_record | of_run)
 

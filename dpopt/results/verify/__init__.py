@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from dpopt.files import Damaged
 from dpopt.privacy.ledger import Ledger, Unit
 from dpopt.results import audits, pricing, publishing, speed
 from dpopt.results.results import Results
-from dpopt.results.stated import misstated, misstated_searches
 from dpopt.results.verify.claims import Claims, Finding, check, second_opinion
+from dpopt.results.verify.stated import misstated
 from dpopt.store import Store, manifests
 from dpopt.store.provenance import unknown_commits
 from dpopt.store.runs import RESULTS, UNREADABLE, Run, address
@@ -83,13 +82,14 @@ def _verify(store: Store, suites: list[str], is_whole: bool, plots: Path | None,
         try:
             entries, archived = single.manifest(name)["cells"], single.archive(name).runs
             amiss = [Finding(*each) for each in manifests.amiss(single.suite_folder(name))]
-        except ConfigError as error:
+            amiss += [*_entries(single, name, entries), *misstated(name, entries)]
+        except UNREADABLE as error:
             verified.note("suites", [Finding(name, "cells", "readable", error)])
             is_readable = False
             continue
         planned |= {entry["run_id"] for entry in entries}
         elsewhere |= archived.keys()
-        verified.note("suites", [*amiss, *_entries(single, name, entries), *_stated(name, entries)])
+        verified.note("suites", amiss)
         for run_id, run in archived.items():
             _run(f"{name}, {run_id}", lambda run=run: run, tally, verified)
         if store.is_read_only and entries:
@@ -164,20 +164,6 @@ def _entries(store: Store, suite: str, entries: Iterable[Mapping[str, Any]]) -> 
         if missing and label not in waiting:  # a cell that is gone lowers what its search is charged
             where = f"suite {suite}, {label}, epsilon {target}, seed {seed}"
             yield Finding(where, "numbers of its runs", f"0 to {max(present)}", f"none has {missing[0]}")
-
-
-def _stated(suite: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What is said of a cell beside it is what follows from it, and from the other runs of its search."""
-    from dpopt.privacy.sampling import derive  # where torch is; nothing else here needs it
-
-    def name(*run_ids: str) -> str:
-        return f"{derive('search', *run_ids):032x}"
-
-    try:
-        for run_id, *claim in (*chain(*map(misstated, entries)), *misstated_searches(entries, name)):
-            yield Finding(f"suite {suite}, {run_id}", *claim)
-    except UNREADABLE as error:
-        yield Finding(f"suite {suite}", "entries", "that they can be checked", f"{type(error).__name__}: {error}")
 
 
 def _measurement(path: Path, kind: str = "") -> Iterator[Finding]:

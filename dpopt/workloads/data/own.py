@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import math
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -155,9 +154,6 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
     if not place.exists():
         raise ConfigError("from", str(place), "there is nothing")
     try:
-        for path in (place, *place.rglob("*")):
-            if path.exists() and not path.is_dir():
-                files.regular(path)
         if (place / "dataset_dict.json").exists() or (place / "state.json").exists():
             loaded: Any = datasets.load_from_disk(str(place))
         elif place.is_dir():
@@ -168,7 +164,7 @@ def _read(keys: DataKeys, scratch: str) -> Splits:
             images = {split: f"{glob.escape(str(path))}/*/*" for split, path in places.items()}
             loaded = datasets.load_dataset("imagefolder", data_files=images, cache_dir=scratch, drop_labels=False)
         else:
-            loaded = datasets.Dataset.from_pandas(pd.read_csv(place), preserve_index=False)
+            loaded = datasets.Dataset.from_pandas(pd.read_csv(files.regular(place)), preserve_index=False)
     except Exception as error:  # the libraries raise many kinds, none of them for a user to read
         allowed = f"expected CLASS/IMAGE or train/CLASS/IMAGE and test/CLASS/IMAGE, CSV, or save_to_disk's: {error}"
         raise ConfigError("from", str(place), allowed) from error
@@ -287,8 +283,7 @@ def _write_images(splits: Splits, column: str, options: DataKeys, folder: Path) 
                 for record in batch[column]:
                     where = record["path"] or "an image"
                     try:
-                        content = record["bytes"]
-                        content = files.content(Path(where), math.inf) if content is None else content
+                        content = records.encoded(record)
                         image = Image.open(BytesIO(content))
                         image.load()
                     except Exception as error:  # whatever is in the file

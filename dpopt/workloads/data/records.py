@@ -60,6 +60,11 @@ def verify(name: str, computed: str, expected: str, origin: str = "the known one
         raise ConfigError(name, computed, f"the data differ from {origin}: SHA-256 {expected}")
 
 
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """The file of an image, from the record or from where the record says; `Damaged` where it is no regular file."""
+    return files.content(Path(record["path"]), math.inf) if record["bytes"] is None else record["bytes"]
+
+
 def decode(dataset: Entry, source: Source, size: int) -> tuple[NDArray[np.uint8], str]:
     """All images of a split, in batches, so that a data set may be larger than memory.
 
@@ -77,9 +82,7 @@ def decode(dataset: Entry, source: Source, size: int) -> tuple[NDArray[np.uint8]
     for row, record in enumerate(watched(records, source.records, f"decoding {source.name}")):
         where = f"{source.name}[{row}].{dataset.inputs}"
         try:
-            content = record["bytes"]
-            content = files.content(Path(record["path"]), math.inf) if content is None else content
-            image = Image.open(BytesIO(content)).convert(mode)
+            image = Image.open(BytesIO(encoded(record))).convert(mode)
         except Exception as error:  # whatever is in the record or its bytes
             allowed = f"expected an image ({type(error).__name__}: {error})"
             raise ConfigError(where, f"{str(record)[:40]}...", allowed) from error

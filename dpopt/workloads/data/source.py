@@ -11,7 +11,6 @@ from typing import Any
 
 from dpopt.errors import ConfigError, Missing
 from dpopt.fields import data_root, listed
-from dpopt.files import regular
 from dpopt.workloads.data.catalogue import Entry, entry
 
 ROWS = 256
@@ -131,7 +130,7 @@ def _local(dataset: Entry, local: list[Path], name: str) -> Source:
 
     folder = str(local[0].parent)
     with _readable(dataset, folder):
-        parts = [ParquetFile(regular(file)) for file in local]
+        parts = [ParquetFile(file) for file in local]
 
     def read(column: str) -> Iterator[list[Any]]:
         with _readable(dataset, folder):
