@@ -21,10 +21,10 @@ from dpopt.optimizers.dp_sgd import DPSGD, State
 from dpopt.privacy import DataOracle, caching, calibration, data, sampling
 from dpopt.testing import numerics
 from dpopt.testing.imports import forbidden_imports
-from dpopt.testing.numerics import _TARGETS, _Exact
+from dpopt.testing.numerics import TARGETS, Exact
 from dpopt.testing.privacy import _strict
 from dpopt.testing.task import Task
-from dpopt.types import Release, laid_out
+from dpopt.types import Release
 
 
 @dataclass
@@ -235,16 +235,6 @@ class SecondBeta(DPSGD):
 
 
 @dataclass(frozen=True)
-class AverageAlone(SecondBeta):
-    """Averages, and steps along the gradient; says so of one of its fields."""
-
-    conformance_exceptions = {"every_field_changes_the_end.betas": "an example"}
-
-    def direction(self, state, gradient):
-        return gradient.value, super().direction(state, gradient)[1]
-
-
-@dataclass(frozen=True)
 class CountsInVain(DPSGD):
     """Pays for a count in each draw, and never looks at it."""
 
@@ -334,7 +324,6 @@ BROKEN = [
     Broken("every_field_changes_the_end", sized(lambda self, _: (0.5, self.clip)), "on lr, momentum, weight_decay, "),
     Broken("every_field_changes_the_end", sized(lambda self, _: (self.lr, Abadi(1.0))), r"on clip\.bound, momentum"),
     Broken("every_field_changes_the_end", SecondBeta(), r"depends on betas\.1, momentum"),
-    Broken("every_field_changes_the_end", AverageAlone(), "depends on momentum"),
     Broken("every_release_changes_the_end", CountsInVain(), r"release 1 \(counts\) is paid for and not used"),
     Broken(
         "every_release_changes_the_end",
@@ -349,11 +338,11 @@ BROKEN = [
     Broken(
         "ends_near_its_best",
         sized(lambda self, oracle: (self.lr * (1 - 1.5 * taken(oracle) / oracle.draws_total), self.clip)),
-        r"the loss falls from 1\.134",
+        r"a quadratic falls to 0\.\d+ of its first value and ends at",
     ),
     Broken("resumes_bit_for_bit", sgd(step=then(remembers_outside)), "a run that was stopped ends elsewhere"),
     Broken("resumes_bit_for_bit", CountsOnItself(), "leaf 1 of the state differs by 6"),
-    Broken("works_without_noise", Ascends(), "a quadratic falls to 1 of its first value"),
+    Broken("works_without_noise", Ascends(), "a quadratic never falls to 0.1 of"),
     Broken("agrees_in_float64", along(lambda v: v + 1e3 - 1e3), r"differ in leaf 0 .* apart after a way of"),
     Broken("agrees_in_float64", along(lambda v: v.bfloat16().to(v.dtype)), "_to_copy makes a vector torch.bfloat16 in"),
     Broken("agrees_in_float64", FloatMomentum(), "aten::zeros makes a vector torch.float32 in torch.float64"),
@@ -474,7 +463,6 @@ def excepted(**exceptions):
         ({"works_without_nose": "a typing error"}, "did you mean 'works_without_noise'"),
         ({"replays_bit_for_bit": "it would rather not"}, "known: agrees_in_float64"),
         ({"clips_as_stated": "it clips by half of it"}, "known: agrees_in_float64"),
-        ({"every_field_changes_the_end.lrr": "a typing error"}, "did you mean 'every_field_changes_the_end.lr'"),
         ({"works_without_noise": " "}, "expected the reason"),
     ],
 )
@@ -501,9 +489,9 @@ def test_a_view_shows_the_protocol_and_nothing_else():
     assert view.draws_left == 11
 
 
-@pytest.mark.parametrize("name", _TARGETS)
+@pytest.mark.parametrize("name", TARGETS)
 def test_targets_are_zero_at_their_least_and_start_above(name):
-    objective, shapes = _TARGETS[name]
+    objective, shapes = TARGETS[name]
     dimension = sum(map(math.prod, shapes))
     least = 1 - 2.0 * (torch.arange(dimension) % 2)  # also from the fifth entry on, where a sum's matrix begins
     assert objective(least) == 0
@@ -511,8 +499,8 @@ def test_targets_are_zero_at_their_least_and_start_above(name):
 
 
 def test_the_exact_oracle_clips_scales_combines_and_counts():
-    objective, start = _TARGETS["a quadratic"][0], torch.zeros(10)
-    oracle = _Exact(objective, start, laid_out([("theta", (10,), "")]))
+    oracle = Exact("a quadratic", 120)
+    start = oracle.start
     minus = -(1 - 2.0 * (torch.arange(10) % 2))  # the gradient at 0, of norm sqrt(10)
     with oracle.draw() as batch:
         plain = batch.gradient(start, Abadi(math.inf))
