@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import threading
@@ -26,6 +27,7 @@ from dpopt.clipping.state import State
 from dpopt.errors import ConfigError
 from dpopt.types import ClipRule, Layout, Number, Vector, laid_out
 
+_LOG = logging.getLogger(__name__)
 _COMPARED = 3
 """Records of a batch whose gradients are compared with autograd's."""
 _ALONE = 16
@@ -205,7 +207,7 @@ class FlatModel(ClippingEngine):
         }
         self._frozen = layers.frozen_statistics(model)
         self.example_bytes = 0
-        self._examined = 1
+        self._examined = self._evaluated = 1
         self._takes_extremes: bool | None = None
 
     @property
@@ -225,11 +227,44 @@ class FlatModel(ClippingEngine):
 
     @torch.no_grad()
     def outputs(self, theta: Vector, x: Tensor) -> Tensor:
-        with self.running():
+        # In the parameters' own type, as `predict` has it.
+        with self.running(), self.exact():
+            if self.sees_batches and not self.model.training and len(x) >= 2 * self._evaluated:
+                self._evaluated = len(x)
+                self._examine_outputs(theta, x)
             return self._outputs(theta.detach(), x.detach())
 
+    def _examine_outputs(self, theta: Vector, x: Tensor) -> None:
+        """Go alone if a record's outputs depend on a batch of evaluation, as `must_be_alone` finds it in training."""
+        if self.way != "batch":
+            return
+        rows = torch.linspace(0, len(x) - 1, _ALONE).long().unique().tolist()
+        with suppress(Exception), self.at(theta):  # such a model is run as it is, and fails there
+            if self._are_mapped(theta, x) or not mixing.have_company(self.output, x, rows):
+                return
+            name = mixing.first_apart(self.model, self.output, x, rows[0])
+            self.go_alone(x, f"what {name} makes of an example depends on the others of its batch")
+
+    def _are_mapped(self, theta: Vector, x: Tensor) -> bool:
+        """True if `vmap` gives the outputs of the batch x."""
+        with suppress(Exception):  # it cannot follow every model
+            mapped = evaluation.outputs(partial(self.call, self.split(theta.clone())), x, "vmap")
+            pairs = zip(tensors_of(self.output(x)), tensors_of(mapped), strict=True)
+            return not any(bool(mixing.apart(*pair).any()) for pair in pairs)
+        return False
+
+    def go_alone(self, x: Tensor, reason: str) -> None:
+        """From now on, make outputs one record at a time."""
+        if self.way == "batch":
+            self.way = "vmap"
+            try:
+                self._outputs(self.theta, x[:2])
+            except Exception:  # it cannot follow every model
+                self.way = "loop"
+            _LOG.warning("in evaluation mode %s: outputs are computed one record at a time, as in predict", reason)
+
     def _outputs(self, theta: Vector, x: Tensor) -> Any:
-        parts = self.split(theta)
+        parts = self.split(theta.clone())
         # By `functional_call` all is as in a pass under `vmap`; a plain pass leaves hooks and in-place changes alone.
         if self.way == "vmap":
             return evaluation.outputs(partial(self.call, parts), x, self.way)
@@ -260,9 +295,7 @@ class FlatModel(ClippingEngine):
             return Clipped(torch.zeros_like(theta), theta.new_zeros(len(points), 0), theta.new_zeros(0))
         if self.is_to_be_examined(x.shape[0]):
             self.examine(x, y)
-        # Copies, as what a layer sees, of which norms and sum are made, may be a view of the point (a latent array).
-        # Nobody else holds them, so that they are gone when the sum is made.
-        each = self.per_example([(float(weight), theta.detach().clone()) for weight, theta in points], x, y, scale)
+        each = self.per_example([(float(weight), theta.detach()) for weight, theta in points], x, y, scale)
         own = clip.groups if isinstance(clip, Bounded) else None
         groups = clip.partition(self.layout) if isinstance(clip, ByGroup) else own
         factors = each.factors(clip, groups, mask)
@@ -323,11 +356,8 @@ class FlatModel(ClippingEngine):
         """
         quiet = mixing.repeatable(self.model, lambda: self.outputs(self.theta, x[:2]), x.device)
         with self.exact(), quiet, self.running():
-            with suppress(Exception):  # `vmap` cannot follow every model
-                mapped = evaluation.outputs(partial(self.call, self.split(self.theta)), x, "vmap")
-                pairs = zip(tensors_of(self.output(x)), tensors_of(mapped), strict=True)
-                if not any(bool(mixing.apart(*pair).any()) for pair in pairs):
-                    return
+            if self._are_mapped(self.theta, x):
+                return
             # In float64 no rounding hides a dependence, nor looks like one.
             for dtype in (torch.float64, None):
                 try:
@@ -409,10 +439,13 @@ class FlatModel(ClippingEngine):
 
     @contextmanager
     def at(self, theta: Vector) -> Iterator[None]:
-        """One pass, in which the model's trained parameters are views into `theta`."""
+        """One pass, in which the model's trained parameters are views into a copy of `theta`."""
         kept = [p.data for p in self.trained.values()]
+        # What a layer sees, of which norms and sum are made, may be a view of it (a latent array), and a model may
+        # write into it. Nobody else holds it, so that it is gone when the sum is made.
+        own = theta.detach().clone()
         try:
-            for parameter, part in zip(self.trained.values(), self.split(theta.detach()), strict=True):
+            for parameter, part in zip(self.trained.values(), self.split(own), strict=True):
                 parameter.data = part
             with self.state:
                 yield

@@ -5,8 +5,7 @@ the batch's. Records are joined by an operation that sums, sorts or takes away t
 `any`, `mean(0)`, `sort(0)`, `x[:1]` and `x @ x.T` do. What is computed of its result is joined too. A model is refused
 whose outputs are: it may do for other records what it does not show for these.
 
-Not seen: values that Python reads, rows that are taken by index, and what one operation does inside, such as attention
-from record to record. For these there are the looks of `mixing`.
+Not seen: values that Python reads. For these there are the looks of `mixing`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ SIZES = (5, 7)
 """Records of the two passes: no size that is rounded down from one is in proportion to one from the other."""
 _APART = ("cat", "stack")
 """Operations along a dimension that leave each row what it is; so do all views."""
+_WITHIN = ("conv", "pool", "layer_norm", "group_norm")
+"""Operations that leave the rows of the first dimension apart, and those of others not."""
 
 
 class _Call(NamedTuple):
@@ -58,7 +59,7 @@ class _Calls(TorchDispatchMode):
         taken, given = _tensors((args, kwargs)), _tensors(result)
         call = _Call(func._overloadpacket.__name__, _shapes(taken), _shapes(given))
         if self._before is not None and self.is_alike:
-            self._compare(func, args, call, taken, given)
+            self._compare(func, (args, kwargs), call, taken, given)
         self.calls.append(call)
         return result
 
@@ -70,7 +71,7 @@ class _Calls(TorchDispatchMode):
             return
         origin = next(filter(None, map(self._origin, taken)), None)
         growing = [_growing(*pair) for pair in zip(before.taken, call.taken, strict=True)]
-        is_along = any(growing) and _reaches(func, args, growing[0])
+        is_along = any(growing) and _reaches(func, *args, growing[0])
         most = max(map(len, growing), default=0)
         for tensor, *shapes in zip(given, before.given, call.given, strict=False):
             grows = _growing(*shapes)
@@ -134,15 +135,29 @@ def _growing(small: torch.Size, large: torch.Size) -> list[int]:
     return [at for at, (a, b) in enumerate(zip(small, large, strict=True)) if a != b and a * many == b * few]
 
 
-def _reaches(func: Any, args: Any, growing: list[int]) -> bool:
+def _reaches(func: Any, args: Any, kwargs: Any, growing: list[int]) -> bool:
     """True if the operation goes along a dimension of its first tensor that is the batch's, and is no view."""
-    schema = func._schema
+    schema, name = func._schema, func._overloadpacket.__name__
     is_view = any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
-    if is_view or func._overloadpacket.__name__ in _APART:
+    if is_view or name in _APART:
         return False
-    rank = next((leaf.dim() for leaf in _tensors(args)), 0)
-    for argument, value in zip(schema.arguments, args, strict=False):
+    first = next(iter(_tensors(args)), None)
+    rank = 0 if first is None else first.dim()
+    if any(kind in name for kind in _WITHIN):
+        return any(at > 0 for at in growing)
+    if "attention" in name:
+        return any(at >= rank - 2 for at in growing)
+    if name.removeprefix("_unsafe_").startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
+        # Rows by index; each by its own number is what a text's last token is taken by.
+        return any(at < len(args[1]) and not _counts(args[1][at]) for at in growing)
+    for number, argument in enumerate(schema.arguments):
         if argument.name in ("dim", "dims"):
+            value = args[number] if number < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
             dims = value if isinstance(value, list | tuple) else [value]
             return any(isinstance(dim, int) and dim % max(rank, 1) in growing for dim in dims)
     return False
+
+
+def _counts(index: Tensor | None) -> bool:
+    """True if rows stay where they are: no index, or 0, 1, 2 and so on."""
+    return index is None or (index.dtype == torch.int64 and torch.equal(index, torch.arange(len(index)).to(index)))

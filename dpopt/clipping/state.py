@@ -4,21 +4,31 @@ What a pass leaves in an attribute, a container, a closure or a global was made 
 noise, and the next draw would be computed with it. So each pass begins with the state that was there before the first
 one. What is changed between two passes stays.
 
-Not seen: the insides of what is not written in Python (iterators, files, generators of random numbers), attributes of
-imported modules, a tensor that is changed through its `data`, and containers of more than `_MOST_ITEMS`.
+Not seen: the insides of what is not written in Python (iterators, files, data of threads, generators of random
+numbers), large tensors that are changed through their `data`, large arrays, containers of more than `_MOST_ITEMS`.
 """
 
 from __future__ import annotations
 
 import dis
 import logging
+import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,23 +41,29 @@ from dpopt.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 _MOST_ITEMS = 2**14
 """A container of more is its own affair, as a data set is."""
+_MOST_OBJECTS = 2**17
+"""After so many objects no further ones are noted."""
 _LARGEST_COPY = 2**20
 """A tensor of more numbers has no copy: it cannot be put back, so that a change of it is refused."""
+_LARGEST_LOOK = 2**14
+"""A tensor of more numbers is compared by its version, which a change through `data` leaves as it is."""
 _OPAQUE = frozenset(
-    {"torch", "numpy", "pandas", "pyarrow", "datasets", "sklearn", "scipy", "logging", "threading", "_thread"}
-    | {"weakref", "_weakref", "multiprocessing", "concurrent", "asyncio", "ctypes", "re", "builtins", "typing"}
-    | {"inspect", "io", "_io", "rich", "unittest"}
+    {"logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "ctypes", "io", "_io", "builtins"}
+    | {"typing", "inspect", "rich", "unittest"}
 )
 """Packages whose objects are compared by identity alone."""
-_TRUSTED = frozenset({"torch", "dpopt"})
-"""Packages whose code keeps nothing in classes and globals."""
+_LIBRARIES = sys.stdlib_module_names | frozenset(
+    {"torch", "torchvision", "dpopt", "opacus", "timm", "transformers", "peft", "numpy", "scipy", "pandas", "sklearn"}
+    | {"pyarrow", "datasets", "matplotlib", "PIL", "sympy", "mpmath", "networkx", "rich", "hypothesis", "pytest"}
+)
+"""Packages whose code keeps nothing of records in classes, functions and globals."""
 _STORES = (dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"])
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
-_WRAPPERS = (MethodType, staticmethod, classmethod, property, partial)
+_WRAPPERS = (MethodType, BuiltinMethodType, staticmethod, classmethod, property, partial)
 _WRAPPED = ("__func__", "__self__", "fget", "func", "args", "keywords")
 """Attributes by which these hold what they wrap."""
 _CONTAINERS = (dict, list, deque, set, tuple, frozenset)
-_STATE = (*_CONTAINERS, Tensor, np.ndarray, SimpleNamespace)
+_CACHE = type(cache(len))
 _ABSENT: Any = object()
 
 
@@ -64,43 +80,49 @@ class _Names:
     def __init__(
         self, name: str, read: Callable[[], Mapping[Any, Any]], write: Callable[..., None], delete: Callable[..., None]
     ) -> None:
-        self._name, self._read, self._write, self._delete = name, read, write, delete
+        self.name, self._read, self._write, self._delete = name, read, write, delete
         self._noted = dict(read())
+        self._keys, self._values = tuple(self._noted), tuple(self._noted.values())
 
     def differing(self) -> list[Any]:
         live, noted = self._read(), self._noted
-        if len(live) == len(noted) and all(map(is_, live.values(), noted.values())):
+        # Each pass comes here for each place: no further call, and no comparison of values.
+        if len(live) == len(noted) and all(map(is_, live.values(), self._values)) and all(map(is_, live, self._keys)):
             return []
-        # A module's mode is set by whoever runs it.
         names = [key for key in {**noted, **live} if not (key == "training" and "_parameters" in noted)]
-        return [key for key in names if not _is_equal(live.get(key, _ABSENT), noted.get(key, _ABSENT))]
+        changed = [key for key in names if not _is_equal(live.get(key, _ABSENT), noted.get(key, _ABSENT))]
+        # In a dictionary another order is another state too.
+        return changed or ([] if [*live] == [*noted] or not isinstance(live, dict) else [*noted])
 
     def put_back(self) -> Iterator[_Change]:
-        for key in self.differing():
-            value = self._noted.get(key, _ABSENT)
-            if value is _ABSENT:
+        names = self.differing()
+        for key in names:
+            if key in self._read():
                 self._delete(key)
-            else:
-                self._write(key, value)
-            is_buffer = self._name.endswith("._buffers") and value is not _ABSENT
-            yield _Change(f"{self._name}.{key}", is_buffer)
+        for key in names:
+            if key in self._noted:
+                self._write(key, self._noted[key])
+            is_buffer = self.name.endswith("._buffers") and key in self._noted
+            yield _Change(f"{self.name}.{key}", is_buffer)
 
 
 class _Items:
     """Values in order: `read` gives them, `write` replaces all."""
 
     def __init__(self, name: str, read: Callable[[], Any], write: Callable[[list[Any]], None]) -> None:
-        self._name, self._read, self._write = name, read, write
+        self.name, self._read, self._write = name, read, write
         self._noted = list(read())
 
     def differing(self) -> bool:
         live, noted = self._read(), self._noted
-        return not (len(live) == len(noted) and all(map(_is_equal, live, noted)))
+        if len(live) != len(noted):
+            return True
+        return not (all(map(is_, live, noted)) or all(map(_is_equal, live, noted)))
 
     def put_back(self) -> Iterator[_Change]:
         if self.differing():
             self._write(self._noted)
-            yield _Change(self._name)
+            yield _Change(self.name)
 
 
 class _Numbers:
@@ -108,13 +130,15 @@ class _Numbers:
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         self.name, self._tensor, self._version = name, tensor, tensor._version
-        is_small = tensor.layout == torch.strided and tensor.numel() <= _LARGEST_COPY
-        is_frozen = isinstance(tensor, nn.Parameter)  # a large model's may be all of it
-        self._noted = tensor.detach().clone() if is_small and not is_frozen else None
-        self.must_stay = self._noted is None or "._buffers." in name
+        # Frozen parameters may be most of a large model.
+        most = _LARGEST_LOOK if isinstance(tensor, nn.Parameter) else _LARGEST_COPY
+        is_small = tensor.layout == torch.strided and tensor.numel() <= most
+        self._noted = tensor.detach().clone() if is_small else None
+        self.must_stay = self._noted is None or isinstance(tensor, nn.Parameter) or "._buffers." in name
 
     def differing(self) -> bool:
-        return self._tensor._version != self._version
+        is_small = self._noted is not None and self._noted.numel() <= _LARGEST_LOOK
+        return self._tensor._version != self._version or (is_small and not self.has_values())
 
     def has_values(self) -> bool:
         """True if the numbers are those that were noted, as far as there is a copy."""
@@ -157,19 +181,31 @@ class State:
 
     def __enter__(self) -> None:
         # A callback may have changed something between two passes: from now on it is so.
-        if not self._depth and not self._is_same():
-            self._note()
+        if not self._depth:
+            if not self._is_same():
+                self._note()
+            self._modes = [module.training for module in self._modules]
         self._depth += 1
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._depth -= 1
+        # Modes are not among the places, as whoever runs the model sets them.
+        if [module.training for module in self._modules] != self._modes:
+            for module, mode in zip(self._modules, self._modes, strict=True):
+                module.training = mode
+            self._say(["model.training"])
         self.put_back(is_refused=kind is None)
 
     def put_back(self, *, is_refused: bool = True) -> None:
         """Make everything as it was noted; see `State` for what is refused, if `is_refused`."""
         if self._is_same():
             return
-        changes = [change for place in self._places for change in place.put_back()]
+        changes: list[_Change] = []
+        for place in self._places:
+            try:
+                changes += place.put_back()
+            except Exception:  # an object can fail in any way when it is changed
+                changes.append(_Change(place.name, must_not_be=True))
         for name, container in self._empty:
             if container:
                 container.clear()
@@ -201,9 +237,10 @@ class State:
     def _note(self) -> None:
         self._places: list[_Names | _Items | _Numbers] = []
         self._empty: list[tuple[str, Any]] = []
+        self._modules = [*self.model.modules()]
         waiting = [*reversed(self._roots.items())]
         seen: dict[int, Any] = {}  # with the objects, so that no later one has the number of one that is gone
-        while waiting:
+        while waiting and len(seen) < _MOST_OBJECTS:
             name, value = waiting.pop()
             if type(value) not in _PLAIN and id(value) not in seen:
                 seen[id(value)] = value
@@ -213,12 +250,17 @@ class State:
     def _note_one(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Note one object; gives what it holds, by name."""
         if isinstance(value, Tensor):
+            yield name, vars(value)
             is_trained = isinstance(value, nn.Parameter) and value.requires_grad  # the optimizer changes those
             if not is_trained and not value.is_inference():
                 self._places.append(_Numbers(name, value))
         elif isinstance(value, np.ndarray):
-            if not value.dtype.hasobject:
+            if value.flags.writeable and not value.dtype.hasobject and value.size <= _LARGEST_LOOK:
                 self._places.append(_Items(name, lambda: [value.tobytes()], partial(_fill, value)))
+        elif isinstance(value, _CACHE):
+            value.cache_clear()
+            self._places.append(_Items(name, lambda: [value.cache_info().misses], lambda _: value.cache_clear()))
+            yield name, value.__wrapped__
         elif isinstance(value, _CONTAINERS):
             yield from self._note_container(name, value)
         elif isinstance(value, FunctionType):
@@ -227,7 +269,12 @@ class State:
             yield from [(name, getattr(value, part, None)) for part in _WRAPPED]
         elif isinstance(value, type):
             yield from self._note_class(value)
-        elif isinstance(value, nn.Module | CellType) or _package(type(value)) not in _OPAQUE:
+        elif isinstance(value, ModuleType):
+            if value.__name__.partition(".")[0] not in _LIBRARIES:
+                yield from self._note_globals(name, vars(value), [each for each in vars(value) if each[:2] != "__"])
+        elif isinstance(value, nn.Module | CellType) or not (
+            _package(type(value)) in _OPAQUE or type(value).__module__.startswith("torch._")
+        ):
             yield from self._note_object(name, value)
 
     def _note_container(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -237,9 +284,10 @@ class State:
         if not value and not is_fixed:
             self._empty.append((name, value))
         elif isinstance(value, dict):
-            # A subclass may show other values than it holds.
-            read = (lambda: value) if type(value) is dict else (lambda: dict(dict.items(value)))
-            self._places.append(_Names(name, read, value.__setitem__, value.__delitem__))
+            # A subclass may show other values than it holds, and refuse to be changed.
+            kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+            read = (lambda: value) if type(value) in (dict, OrderedDict) else (lambda: dict(kind.items(value)))
+            self._places.append(_Names(name, read, partial(kind.__setitem__, value), partial(kind.__delitem__, value)))
         elif not is_fixed:
             self._places.append(_Items(name, lambda: value, partial(_refill, value)))
         pairs = dict.items(value) if isinstance(value, dict) else enumerate(value)
@@ -259,36 +307,35 @@ class State:
 
     def _note_class(self, kind: type) -> Iterator[tuple[str, Any]]:
         for each in kind.__mro__:
-            if _package(each) not in _OPAQUE | _TRUSTED:
+            if _package(each) not in _LIBRARIES:
                 self._places.append(
                     _Names(each.__name__, partial(vars, each), partial(setattr, each), partial(delattr, each))
                 )
                 yield from [(f"{each.__name__}.{key}", value) for key, value in vars(each).items()]
 
     def _note_function(self, name: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
-        if _package(function) in _TRUSTED:
+        if _package(function) in _LIBRARIES:
             return
         held = (function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function))
         yield from [(name, part) for part in held]
         names, stored = _globals_of(function.__code__)
         around = function.__globals__
-        if stored:
-            self._places.append(
-                _Names(
-                    "globals",
-                    lambda: {key: around[key] for key in stored if key in around},
-                    around.__setitem__,
-                    around.__delitem__,
-                )
-            )
+        yield from self._note_globals("globals", around, stored)
         for key in sorted(names & around.keys()):
             value = around[key]
-            # What other packages keep is theirs, and so are functions and classes of other files.
-            is_code = isinstance(value, FunctionType | type)
-            is_own = is_code and value.__module__ == function.__module__
-            is_of_package = not is_code and _package(type(value)) == _package(function)
-            if is_own or is_of_package or isinstance(value, _STATE):
+            is_own = _package(value if hasattr(value, "__module__") else type(value)) not in _LIBRARIES
+            if is_own or isinstance(value, (*_CONTAINERS, Tensor, np.ndarray, SimpleNamespace, ModuleType)):
                 yield key, value
+
+    def _note_globals(self, name: str, around: dict[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Note what some names of a file stand for."""
+
+        def read() -> dict[str, Any]:
+            return {each: around[each] for each in names if each in around}
+
+        if names:
+            self._places.append(_Names(name, read, around.__setitem__, around.__delitem__))
+        yield from [(f"{name}.{each}", value) for each, value in read().items()]
 
 
 @contextmanager

@@ -129,14 +129,7 @@ def _must_be_alone(engine: FlatModel, x: Tensor, is_on: Callable[[nn.Module], bo
 def _go_alone(engine: FlatModel, x: Tensor, reason: str, is_training: bool) -> None:
     if is_training:
         raise Unsupported(reason)
-    if engine.way != "batch":
-        return
-    engine.way = "vmap"
-    try:
-        engine.outputs(engine.theta, x)
-    except Exception:  # `vmap` cannot follow every model
-        engine.way = "loop"
-    _LOG.warning("in evaluation mode %s: outputs are computed one record at a time, as in predict", reason)
+    engine.go_alone(x, reason)
 
 
 def _cycled(y: Tensor, examples: int) -> Tensor:

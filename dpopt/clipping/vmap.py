@@ -50,17 +50,17 @@ class VmapEngine(FlatModel):
     def _losses(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         if self._loss_needs_loop(theta, x, y):
             return super()._losses(theta, x, y)
-        return _each(self._example_loss, self.split(theta), x, y)
+        return _each(self._example_loss, self.split(theta.clone()), x, y)
 
     def _loss_needs_loop(self, theta: Vector, x: Tensor, y: Tensor) -> bool:
         # Tried on one record with the generators forked, so that the pass itself draws the same numbers.
         if self.loss.needs_loop is None:  # its first call tells
-            with forked(x.device):
-                self.loss(self.output(x[:1]), y[:1])
+            with forked(x.device), self.at(theta):
+                self.loss(self.run(x[:1]), y[:1])
         return bool(self.loss.needs_loop)
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        parts = self.split(theta)
+        parts = self.split(theta.clone())
         if not self._loss_needs_loop(theta, x, y):
             return _each(grad_and_value(self._example_loss), parts, x, y)
         # `vmap` cannot follow the loss: its own gradients come from autograd, and go back through the model.
@@ -134,10 +134,9 @@ class LoopEngine(VmapEngine):
 
     def _gradients(self, theta: Vector, x: Tensor, y: Tensor) -> tuple[Sequence[Tensor], Tensor]:
         rows, losses = [], []
-        with self.at(theta), torch.enable_grad():
-            for each, target in zip(x.split(1), y.split(1), strict=True):
-                with self.state:
-                    loss = self.loss(self.model(each), target)
-                    rows.append(gradient(loss.sum(), list(self.trained.values())))
+        for each, target in zip(x.split(1), y.split(1), strict=True):
+            with self.at(theta), torch.enable_grad():
+                loss = self.loss(self.model(each), target)
+                rows.append(gradient(loss.sum(), list(self.trained.values())))
                 losses.append(loss.detach())
         return torch.stack(rows).split(self._sizes, dim=1), torch.cat(losses)

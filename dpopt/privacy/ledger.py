@@ -122,11 +122,18 @@ class Ledger:
 
     Args:
         draws: the first ones; a ledger is copied.
-        unit: that of every draw; by default that of `draws` if they are a ledger, else the record.
+        unit: that of every draw; by default that of `draws` if they are a ledger, else the record. A ledger of
+            persons without a name can be given one.
+
+    Raises:
+        ConfigError: `draws` are a ledger of another kind of unit.
     """
 
     def __init__(self, draws: Iterable[Draw] = (), unit: Unit | None = None) -> None:
-        self.unit: Unit = unit or getattr(draws, "unit", Unit())
+        of_draws: Unit | None = getattr(draws, "unit", None)
+        self.unit: Unit = unit or of_draws or Unit()
+        if of_draws and of_draws.kind != self.unit.kind:
+            raise ConfigError("ledger", str(of_draws), f"expected draws of the unit {self.unit}")
         self._runs: list[tuple[Draw, int]] = []
         self._draws = 0
         for draw in draws:

@@ -151,8 +151,8 @@ def round_to_grid(values: Tensor, std: float | Tensor) -> None:
     """
     if isinstance(std, Tensor) or 0 < std < math.inf:
         step = grid_step(std)
-        # Powers of two: nothing is rounded but by `round_`.
-        values.mul_(1 / step).round_().mul_(step)
+        # Powers of two: nothing is rounded but by `round_`. Adding 0 leaves one zero, without a sign.
+        values.mul_(1 / step).round_().mul_(step).add_(0.0)
 
 
 def _long_tailed(like: Tensor, generator: torch.Generator) -> Tensor:

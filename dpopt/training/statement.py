@@ -14,6 +14,7 @@ from decimal import MAX_EMAX, ROUND_CEILING, Context, Decimal
 from html import escape
 from typing import Any
 
+from dpopt.errors import ConfigError
 from dpopt.privacy import accountants
 from dpopt.privacy.ledger import UNITS, Ledger
 from dpopt.training.record import Record, Stated
@@ -86,6 +87,8 @@ class Statement(Stated):
         """
         said = Record.of(record)
         accountants.check_claim(said.delta, said.accountant)
+        if said.unit != ledger.unit.kind:
+            raise ConfigError("ledger", str(ledger.unit), f"the record is of the unit {said.unit}")
         tuned = said.tuned if tuned is None else tuned
         # Not the record's number: a statement is about what is charged.
         epsilon = accountants.epsilon(ledger, said.delta, said.accountant)

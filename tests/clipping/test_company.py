@@ -6,6 +6,7 @@ import math
 import pytest
 import short
 import torch
+import torch.nn.functional as F
 from loop import cross_entropy
 from test_state import clipped_sum
 from torch import nn
@@ -35,6 +36,13 @@ JOINS = {
     "select": lambda x: x + x[0],
     "mm": lambda x: (x @ x.T) @ x,
     "cdist": lambda x: (torch.cdist(x, x) < 1).float() @ x,
+    "sort_by_default": lambda x: x.sum(1).sort().values[:, None] + x,
+    "stable_sort": lambda x: x.sort(dim=0, stable=True).values,
+    "index": lambda x: x[(torch.arange(len(x)) - 1).clamp(min=0)],
+    "mask": lambda x: x + torch.zeros(len(x), 4).index_put((x[:, 0] > 0,), x.new_ones(())),
+    "conv": lambda x: F.avg_pool1d(x.T[None], 3, 1, 1)[0].T,
+    "layer_norm": lambda x: F.layer_norm(x.T, (len(x),)).T,
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None])[0],
     "in_place": lambda x: torch.zeros_like(x).add_(x.mean()),
     "through_a_view": lambda x: (lambda z: (z[:, :2].copy_(x[:, :2] - x.mean()), z)[1])(torch.zeros_like(x)),
     "folded": lambda x: x.view(-1, 2, 2).transpose(0, 1).cumsum(1).transpose(0, 1).reshape(-1, 4),
@@ -45,16 +53,20 @@ APART = {
     "reshaped": lambda x: x.view(-1, 2, 2).transpose(0, 1).sum(0).repeat(1, 2),
     "of_no_record": lambda x: x + torch.arange(4).float().mean() + x.new_zeros(3).sum(),
     "twice": lambda x: torch.cat([x, 2 * x])[:, :].view(2, -1, 4).sum(0),
+    "each_by_its_number": lambda x: x[torch.arange(len(x)), (x > 0).long().argmax(1)][:, None] * x,
+    "attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0],
+    "pool": lambda x: F.avg_pool1d(x[:, None], 3, 1, 1)[:, 0],
     "first_column": lambda x: x * x[:, :1] + x[:, 0:1],
 }
 
 
-@pytest.mark.parametrize("name", [*JOINS, *APART])
-def test_operations_that_join_records_are_seen(name):
+@pytest.mark.parametrize(("are_joined", "name"), [(True, name) for name in JOINS] + [(False, name) for name in APART])
+def test_operations_that_join_records_are_seen(are_joined, name):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), Of(lambda m, x: (JOINS | APART)[name](x)), nn.Linear(4, 2))
+    change = (JOINS if are_joined else APART)[name]
+    model = nn.Sequential(nn.Linear(4, 4), Of(lambda m, x: change(x)), nn.Linear(4, 2))
     seen = joins.joined(model, model, torch.randn(7, 4))
-    assert (seen is not None and seen.endswith("in model.1")) == (name in JOINS)
+    assert (seen is not None and seen.endswith("in model.1")) == are_joined
 
 
 @pytest.mark.parametrize("name", sorted(MODELS | ODD | OTHERS))
@@ -172,6 +184,29 @@ def test_a_loop_that_costs_too_much_is_refused_unless_it_is_asked_for(monkeypatc
     assert engine(model, cross_entropy, "loop", sample=sample).name == "loop"
     honest = Of(lambda m, x: m.head(torch.from_numpy(x.detach().numpy())), head=nn.Linear(4, 3))
     assert engine(honest, cross_entropy, sample=sample).name == "bookkeeping"
+
+
+def test_a_batch_of_evaluation_is_looked_at_too(caplog):
+    """Made-up records do not show what many records do."""
+
+    def forward(m, x):
+        return m.head(x - x.mean(0) if len(x) > 64 and not m.training else x)
+
+    torch.manual_seed(0)
+    x, y = short.records(200, 4)
+    with caplog.at_level(logging.WARNING):
+        result = short.fit(Of(forward, head=nn.Linear(4, 2)), (x, y), test=(x + 2, y))
+    assert result.record["evaluation"] == "vmap"
+    assert "in evaluation mode what model makes" in caplog.text
+    assert result.record["test_accuracy"] == (torch.from_numpy(result.predict(x + 2)) == y).double().mean()
+
+
+def test_predict_agrees_with_a_run_in_bfloat16():
+    torch.manual_seed(0)
+    x, y = short.records(400, 16)
+    result = short.fit(nn.Sequential(nn.Linear(16, 2)), (x, y), test=(x, y), precision="bfloat16")
+    outputs = result.model.eval()(x).detach()
+    assert result.record["test_loss"] == pytest.approx(float(cross_entropy(outputs, y).double().mean()), rel=1e-6)
 
 
 # Random models.

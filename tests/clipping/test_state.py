@@ -12,8 +12,9 @@ from loop import cross_entropy
 from torch import nn
 
 from dpopt.clipping import Abadi, engine
+from dpopt.clipping.bookkeeping import BookkeepingEngine
 from dpopt.clipping.state import State
-from dpopt.clipping.vmap import LoopEngine
+from dpopt.clipping.vmap import LoopEngine, VmapEngine
 from dpopt.errors import ConfigError
 
 N, BOUND = 24, 0.5
@@ -178,6 +179,113 @@ def test_no_draw_sees_what_an_earlier_one_left(place, caplog):
     (changed,) = made.state.changed
     assert changed.endswith(place)
     assert caplog.text.count(f"{changed}: put back") == 1
+
+
+def switched(name):
+    """A model that from its first batch with a number above 9 on does something else, by a change named `name`."""
+
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.table = nn.Linear(4, 3), {0: True, 1: True}
+            self.number, self.act = torch.zeros(()), nn.Dropout(0.0)
+            self.frozen = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+        def forward(self, x):
+            if bool((x > 9).any()):
+                CHANGES[name](self)
+            is_on = 0 not in self.table or [*self.table] != [0, 1] or bool(self.number) or not self.act.training
+            return self.layer(-x if is_on else x)
+
+    return Switched()
+
+
+CHANGES = {
+    "another key for a value": lambda m: m.table.update({5: m.table.pop(0)}),
+    "another order": lambda m: m.table.update({0: m.table.pop(0)}),
+    "past a version": lambda m: m.number.data.add_(1),
+    "a mode": lambda m: m.act.eval(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_small_changes_are_put_back_too(name):
+    torch.manual_seed(0)
+    model = switched(name).train()
+    made = LoopEngine(model, cross_entropy)
+    x, y = batch(0)
+    before = clipped_sum(made, x, y)
+    clipped_sum(made, torch.cat([x[1:], torch.full((1, 4), 10.0)]), y)
+    torch.testing.assert_close(clipped_sum(made, x, y), before, rtol=0, atol=0)
+    assert len(made.state.changed) >= 1
+
+
+def test_a_frozen_parameter_changed_past_its_version_is_refused():
+    model = switched("past a version")
+    model.number = model.frozen
+    made = LoopEngine(model, cross_entropy)
+    with pytest.raises(ConfigError, match=r"model\.(number|frozen).*buffer"):
+        clipped_sum(made, 10 + batch(0)[0], batch(0)[1])
+
+
+@pytest.mark.parametrize("kind", [LoopEngine, VmapEngine, BookkeepingEngine])
+def test_a_model_that_writes_its_parameters_writes_a_copy(kind):
+    """Weights clipped in the forward pass: a look at losses or outputs must not move the point of the caller."""
+
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            self.weight.data.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Clamped(4, 3))
+    made, (x, y) = kind(model, cross_entropy), batch(0)
+    theta = made.theta
+    before = theta.clone()
+    made.losses([theta], x, y, torch.ones(N, dtype=torch.bool))
+    made.outputs(theta, x)
+    with torch.no_grad():
+        made.per_example([(1.0, theta)], x, y)
+    assert torch.equal(theta, before)
+    assert torch.equal(made.theta, before)
+
+
+def test_helpers_of_other_files_keep_nothing(tmp_path, monkeypatch):
+    """In a dictionary, an attribute of a function or the file itself; a cache of calls is emptied."""
+    (tmp_path / "kept_elsewhere.py").write_text(
+        "import functools\nKEPT, mean = {}, None\n"
+        "def of_table(x): return KEPT.setdefault('mean', x.mean(0))\n"
+        "def of_function(x):\n    vars(of_function).setdefault('mean', x.mean(0))\n    return of_function.mean\n"
+        "@functools.lru_cache\ndef of_cache(size): return BATCH[0].mean(0)\nBATCH = [None]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import kept_elsewhere
+
+    def of_file(model, x):
+        kept_elsewhere.mean = x.mean(0) if kept_elsewhere.mean is None else kept_elsewhere.mean
+        return kept_elsewhere.mean
+
+    def of_cache(model, x):
+        kept_elsewhere.BATCH[0] = x
+        return kept_elsewhere.of_cache(len(x))
+
+    table, function = kept_elsewhere.of_table, kept_elsewhere.of_function
+    for keep in (lambda m, x: table(x), lambda m, x: function(x), of_file, of_cache):
+        model = Keeping(keep)
+        made = BookkeepingEngine(model, cross_entropy)
+        for seed in (1, 2):
+            outputs = made.outputs(made.theta, batch(seed)[0])
+            torch.testing.assert_close(outputs, model.layer(batch(seed)[0]).detach())
+        assert made.state.changed
+
+
+def test_large_arrays_are_not_copied():
+    many = np.zeros(2**22)
+    state = State(nn.Linear(4, 3), loss=lambda output, target: output + many[0])
+    with state:
+        many += 1
+    assert many.all()
+    assert state.changed == []
 
 
 def test_a_loss_forgets_too():
