@@ -59,11 +59,13 @@ class _Calls(TorchDispatchMode):
         taken, given = _tensors((args, kwargs)), _tensors(result)
         call = _Call(func._overloadpacket.__name__, _shapes(taken), _shapes(given))
         if self._before is not None and self.is_alike:
-            self._compare(func, (args, kwargs), call, taken, given)
+            self._compare(func, (args, kwargs or {}), call, taken, given)
         self.calls.append(call)
         return result
 
-    def _compare(self, func: Any, args: Any, call: _Call, taken: list[Tensor], given: list[Tensor]) -> None:
+    def _compare(
+        self, func: Any, asked: tuple[Any, Any], call: _Call, taken: list[Tensor], given: list[Tensor]
+    ) -> None:
         number = len(self.calls)
         before = self._before[number] if self._before and number < len(self._before) else None
         if before is None or before.name != call.name or len(before.taken) != len(call.taken):
@@ -71,7 +73,7 @@ class _Calls(TorchDispatchMode):
             return
         origin = next(filter(None, map(self._origin, taken)), None)
         growing = [_growing(*pair) for pair in zip(before.taken, call.taken, strict=True)]
-        is_along = any(growing) and _reaches(func, *args, growing[0])
+        is_along = any(growing) and _reaches(func, *asked, growing[0])
         most = max(map(len, growing), default=0)
         for tensor, *shapes in zip(given, before.given, call.given, strict=False):
             grows = _growing(*shapes)
@@ -152,7 +154,7 @@ def _reaches(func: Any, args: Any, kwargs: Any, growing: list[int]) -> bool:
         return any(at < len(args[1]) and not _counts(args[1][at]) for at in growing)
     for number, argument in enumerate(schema.arguments):
         if argument.name in ("dim", "dims"):
-            value = args[number] if number < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
+            value = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
             dims = value if isinstance(value, list | tuple) else [value]
             return any(isinstance(dim, int) and dim % max(rank, 1) in growing for dim in dims)
     return False

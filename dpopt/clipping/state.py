@@ -206,7 +206,7 @@ class State:
                 changes += place.put_back()
             except Exception:  # an object can fail in any way when it is changed
                 changes.append(_Change(place.name, must_not_be=True))
-        for name, container in self._empty:
+        for name, container in zip(self._names_of_empty, self._empty, strict=True):
             if container:
                 container.clear()
                 changes.append(_Change(name))
@@ -231,12 +231,14 @@ class State:
             _LOG.warning("%s: put back after each pass, which changed it: it may tell of records", ", ".join(new))
 
     def _is_same(self) -> bool:
-        is_filled = any(container for _, container in self._empty)
-        return not (is_filled or any(place.differing() for place in self._places))
+        if any(self._empty):
+            return False
+        return not any([place.differing() for place in self._places])  # noqa: C419 - a generator takes longer
 
     def _note(self) -> None:
         self._places: list[_Names | _Items | _Numbers] = []
-        self._empty: list[tuple[str, Any]] = []
+        self._empty: list[Any] = []
+        self._names_of_empty: list[str] = []
         self._modules = [*self.model.modules()]
         waiting = [*reversed(self._roots.items())]
         seen: dict[int, Any] = {}  # with the objects, so that no later one has the number of one that is gone
@@ -282,7 +284,8 @@ class State:
             return
         is_fixed = isinstance(value, tuple | frozenset)
         if not value and not is_fixed:
-            self._empty.append((name, value))
+            self._empty.append(value)
+            self._names_of_empty.append(name)
         elif isinstance(value, dict):
             # A subclass may show other values than it holds, and refuse to be changed.
             kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
