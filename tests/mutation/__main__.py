@@ -59,7 +59,7 @@ TARGETS = {
         (
             *(f"privacy/{name}.py" for name in ("queries", "data", "oracle", "sampling", "ledger", "accountants")),
             *(f"privacy/{name}.py" for name in ("privacy_loss", "calibration")),
-            *("clipping/rules.py", "clipping/flat.py"),
+            *(f"clipping/{name}.py" for name in ("rules", "flat", "state", "joins", "mixing", "evaluation")),
         ),
         ("tests/privacy", "tests/clipping"),
         200,
