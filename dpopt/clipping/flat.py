@@ -238,12 +238,11 @@ class FlatModel(ClippingEngine):
         """Go alone if a record's outputs depend on a batch of evaluation, as `must_be_alone` finds it in training."""
         if self.way != "batch":
             return
-        rows = torch.linspace(0, len(x) - 1, _ALONE).long().unique().tolist()
-        with suppress(Exception), self.at(theta):  # such a model is run as it is, and fails there
-            if self._are_mapped(theta, x) or not mixing.have_company(self.output, x, rows):
-                return
-            name = mixing.first_apart(self.model, self.output, x, rows[0])
-            self.go_alone(x, f"what {name} makes of an example depends on the others of its batch")
+        with suppress(Exception), self.at(theta):  # what cannot be looked at is run as it is, and fails there
+            others = [] if self._are_mapped(theta, x) else mixing.have_company(self.output, x, _spaced(x))
+            if others:
+                name = mixing.first_apart(self.model, self.output, x, others[0])
+                self.go_alone(x, f"what {name} makes of an example depends on the others of its batch")
 
     def _are_mapped(self, theta: Vector, x: Tensor) -> bool:
         """True if `vmap` gives the outputs of the batch x."""
@@ -264,10 +263,8 @@ class FlatModel(ClippingEngine):
             _LOG.warning("in evaluation mode %s: outputs are computed one record at a time, as in predict", reason)
 
     def _outputs(self, theta: Vector, x: Tensor) -> Any:
-        parts = self.split(theta.clone())
-        # By `functional_call` all is as in a pass under `vmap`; a plain pass leaves hooks and in-place changes alone.
         if self.way == "vmap":
-            return evaluation.outputs(partial(self.call, parts), x, self.way)
+            return evaluation.outputs(partial(self.call, self.split(theta.clone())), x, self.way)
         with self.at(theta):
             return evaluation.outputs(self.output, x, self.way)
 
@@ -371,8 +368,7 @@ class FlatModel(ClippingEngine):
                         raise
 
     def _some_must_be_alone(self, x: Tensor, y: Tensor) -> None:
-        # Evenly spaced, as the first ones of a sorted batch can all be of one kind.
-        rows = torch.linspace(0, len(x) - 1, _ALONE).long().unique().tolist()
+        rows = _spaced(x)
         if others := mixing.have_company(self.output, x, rows):
             name = mixing.first_apart(self.model, self.output, x, others[0])
             raise Unsupported(f"what {name} makes of an example depends on the others of its batch")
@@ -492,6 +488,11 @@ def layout_of(model: nn.Module) -> Layout:
     }
     trained = ((plain(name), p.shape) for name, p in model.named_parameters() if p.requires_grad)
     return laid_out((name, shape, modules[name.rpartition(".")[0]]) for name, shape in trained)
+
+
+def _spaced(x: Tensor) -> list[int]:
+    """Some rows, evenly spaced, as the first ones of a sorted batch can all be of one kind."""
+    return torch.linspace(0, len(x) - 1, _ALONE).long().unique().tolist()
 
 
 class AsWritten:

@@ -186,8 +186,13 @@ def _must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None)
 
 
 def have_company(run: Callable[[Tensor], Any], x: Tensor, rows: Iterable[int]) -> list[int]:
-    """Those `rows` of records x for which `run` makes something else of the record in the batch than of it alone."""
-    together = tensors_of(run(x))
+    """Those `rows` of records x for which `run` makes something else of the record in the batch than of it alone.
+
+    None, where it draws random numbers: then nothing can be compared.
+    """
+    together, is_random = watch_generators(lambda: tensors_of(run(x)), x.device)
+    if is_random:
+        return []
     return [row for row in rows if _is_apart(together, row, len(x), tensors_of(run(x[row : row + 1])))]
 
 

@@ -201,6 +201,14 @@ def test_a_batch_of_evaluation_is_looked_at_too(caplog):
     assert result.record["test_accuracy"] == (torch.from_numpy(result.predict(x + 2)) == y).double().mean()
 
 
+def test_random_numbers_in_evaluation_are_no_company():
+    """What cannot be compared is neither refused nor run alone."""
+    torch.manual_seed(0)
+    x, y = short.records(100, 4)
+    model = Of(lambda m, x: m.head(F.dropout(x, 0.5, not m.training)), head=nn.Linear(4, 2))
+    assert "evaluation" not in short.fit(model, (x, y), test=(x, y), engine="bookkeeping").record
+
+
 def test_predict_agrees_with_a_run_in_bfloat16():
     torch.manual_seed(0)
     x, y = short.records(400, 16)
