@@ -247,7 +247,8 @@ class FlatModel(ClippingEngine):
     def _are_mapped(self, theta: Vector, x: Tensor) -> bool:
         """True if `vmap` gives the outputs of the batch x."""
         with suppress(Exception):  # it cannot follow every model
-            mapped = evaluation.outputs(partial(self.call, self.split(theta.clone())), x, "vmap")
+            with self.state:
+                mapped = evaluation.outputs(partial(self.call, self.split(theta.clone())), x, "vmap")
             pairs = zip(tensors_of(self.output(x)), tensors_of(mapped), strict=True)
             return not any(bool(mixing.apart(*pair).any()) for pair in pairs)
         return False
@@ -264,7 +265,8 @@ class FlatModel(ClippingEngine):
 
     def _outputs(self, theta: Vector, x: Tensor) -> Any:
         if self.way == "vmap":
-            return evaluation.outputs(partial(self.call, self.split(theta.clone())), x, self.way)
+            with self.state:
+                return evaluation.outputs(partial(self.call, self.split(theta.clone())), x, self.way)
         with self.at(theta):
             return evaluation.outputs(self.output, x, self.way)
 
@@ -450,10 +452,9 @@ class FlatModel(ClippingEngine):
                 parameter.data = data
 
     def call(self, parts: Sequence[Tensor], x: Tensor) -> Any:
-        """The model's outputs where `parts` are its trained parameters, by `torch.func`; one pass."""
+        """The model's outputs where `parts` are its trained parameters, by `torch.func`, within a pass."""
         parameters = {name: parts[number] for name, number in self._places.items()}
-        with self.state:
-            return functional_call(self.model, parameters, (x,), tie_weights=False)
+        return functional_call(self.model, parameters, (x,), tie_weights=False)
 
     def split(self, theta: Vector) -> list[Tensor]:
         parts = torch.split_with_sizes(theta, self._sizes)

@@ -161,5 +161,9 @@ def _reaches(func: Any, args: Any, kwargs: Any, growing: list[int]) -> bool:
 
 
 def _counts(index: Tensor | None) -> bool:
-    """True if rows stay where they are: no index, or 0, 1, 2 and so on."""
-    return index is None or (index.dtype == torch.int64 and torch.equal(index, torch.arange(len(index)).to(index)))
+    """True if each row stays where it is: no index, or 0, 1, 2 and so on along one of its dimensions."""
+    if index is None:
+        return True
+    steps = [torch.arange(size, device=index.device) for size in index.shape]
+    along = [step.view(-1, *[1] * (index.dim() - 1 - at)).expand_as(index) for at, step in enumerate(steps)]
+    return any(torch.equal(index, each) for each in along)

@@ -134,11 +134,12 @@ class _Numbers:
         most = _LARGEST_LOOK if isinstance(tensor, nn.Parameter) else _LARGEST_COPY
         is_small = tensor.layout == torch.strided and tensor.numel() <= most
         self._noted = tensor.detach().clone() if is_small else None
+        # A device is not waited for.
+        self._is_looked_at = is_small and tensor.device.type == "cpu" and tensor.numel() <= _LARGEST_LOOK
         self.must_stay = self._noted is None or isinstance(tensor, nn.Parameter) or "._buffers." in name
 
     def differing(self) -> bool:
-        is_small = self._noted is not None and self._noted.numel() <= _LARGEST_LOOK
-        return self._tensor._version != self._version or (is_small and not self.has_values())
+        return self._tensor._version != self._version or (self._is_looked_at and not self.has_values())
 
     def has_values(self) -> bool:
         """True if the numbers are those that were noted, as far as there is a copy."""
@@ -252,9 +253,10 @@ class State:
     def _note_one(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Note one object; gives what it holds, by name."""
         if isinstance(value, Tensor):
-            yield name, vars(value)
+            if type(value) in (Tensor, nn.Parameter):  # what another kind of tensor holds is itself
+                yield name, vars(value)
             is_trained = isinstance(value, nn.Parameter) and value.requires_grad  # the optimizer changes those
-            if not is_trained and not value.is_inference():
+            if not is_trained and not value.is_inference() and not value.is_meta:
                 self._places.append(_Numbers(name, value))
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and not value.dtype.hasobject and value.size <= _LARGEST_LOOK:

@@ -79,7 +79,8 @@ class VmapEngine(FlatModel):
         losses: list[Tensor] = []
         combined: list[Tensor] = []
         for weight, theta in in_turn(points, x.device):
-            graded, values = self._gradients(theta, x, y)
+            with self.state:  # within `vmap`, nothing can be put back
+                graded, values = self._gradients(theta, x, y)
             losses.append(values)
             gradients = [weight * g.reshape(len(x), -1) for g in graded]
             combined = [c + g for c, g in zip(combined, gradients, strict=True)] if combined else gradients
@@ -94,7 +95,7 @@ class VmapEngine(FlatModel):
     @torch.no_grad()
     def gradients(self, theta: Vector, x: Tensor, y: Tensor) -> Tensor:
         """Every example's gradient at `theta`, shape [n, d]."""
-        with self.running():
+        with self.running(), self.state:
             graded, _ = self._gradients(theta.detach(), x, y)
         return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
@@ -102,8 +103,7 @@ class VmapEngine(FlatModel):
         return pytree.tree_map(lambda part: part.squeeze(0), self.call(parts, x.unsqueeze(0)))
 
     def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        with self.state:
-            return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
+        return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
 
     def _example_pull(self, parts: list[Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
         return vjp(lambda parts: self._example_output(parts, x), parts)[1](back)[0]

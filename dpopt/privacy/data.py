@@ -128,17 +128,17 @@ class DataOracle(BaseOracle):
         processes: Processes = ALONE,
     ) -> None:
         self._device = device or x.device
-        super().__init__(
-            space=Space(plan.dimension, engine.theta.dtype, self._device, layout=engine.layout),
-            rate=plan.rate,
-            expected_batch=plan.rate * (len(x) if examples is None else examples),
-            draws=plan.draws,
-            noise=plan.noise,
-            planned=plan.ledger,
-            ledger=ledger,
-            grid=grid,
-        )
         with processes.together() as settle:
+            super().__init__(
+                space=Space(plan.dimension, engine.theta.dtype, self._device, layout=engine.layout),
+                rate=plan.rate,
+                expected_batch=plan.rate * (len(x) if examples is None else examples),
+                draws=plan.draws,
+                noise=plan.noise,
+                planned=plan.ledger,
+                ledger=ledger,
+                grid=grid,
+            )
             if engine.dimension != plan.dimension:
                 raise ConfigError("plan.dimension", plan.dimension, f"the model trains {engine.dimension} parameters")
             if watch is not None and processes.size > 1:

@@ -176,7 +176,7 @@ REFUSED = {
         lambda p, folder: Task().oracle(Task().plan(DPSGD()), x=Task().x.roll(p.rank, dims=0), processes=p),
     ),
     "noise": ("processes.plan", lambda p, folder: releases(p, noise=1.0 + p.rank)),
-    "ledger": ("processes.ledger", lambda p, folder: releases(p, ledger=Ledger([Draw(1.0, (1.0,))] * p.rank))),
+    "ledger": ("processes.ledger", lambda p, folder: releases(p, ledger=probing(1.0, 1.0).ledger.first(p.rank))),
     "parameters": ("processes.parameters", lambda p, folder: releases(p, start=p.rank)),
     "watch of one": ("watch", lambda p, folder: releases(p, watch=print if p.rank else None)),
     "folder of one": ("checkpoint", lambda p, folder: fitted(p, checkpoint=None if p.rank else "/dev/null/there")),
