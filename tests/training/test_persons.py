@@ -203,7 +203,7 @@ def test_a_saved_ledger_is_of_the_persons_of_its_record(by_who, tmp_path, monkey
     (folder / "ledger.json").write_text(Ledger(list(by_who.ledger)).to_json())  # as earlier versions wrote it
     assert dpopt.load(folder).ledger == by_who.ledger
     (folder / "ledger.json").write_text(Ledger([*by_who.ledger]).to_json().replace("1,", '1,"unit":{},', 1))
-    with pytest.raises(Damaged, match="record.unit: 'person' .* it is 'record'"):
+    with pytest.raises(Damaged, match=r"record\.unit: 'person' .* it is 'record'"):
         dpopt.load(folder)
 
 
