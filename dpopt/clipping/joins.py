@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dpopt.clipping.names import plain
 from dpopt.clipping.state import watching
 
 SIZES = (5, 7)
@@ -116,7 +117,7 @@ def joined(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor) -> str | N
 def _path(model: nn.Module) -> Iterator[list[str]]:
     """The name of the module that is running is the last one of a list."""
     path = ["model"]
-    names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
+    names = {module: f"model.{plain(name)}".rstrip(".") for name, module in model.named_modules()}
     with watching(lambda *_: path.__delitem__(-1), lambda module, _: path.append(names.get(module, path[-1]))):
         yield path
 

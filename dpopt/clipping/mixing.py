@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dpopt.clipping.evaluation import tensors_of
+from dpopt.clipping.names import plain
 from dpopt.clipping.state import State, same, watching
 from dpopt.errors import ConfigError, cut
 from dpopt.types import Vector
@@ -217,7 +218,7 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 
 def first_apart(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, row: int) -> str:
     """The name of the first module of `model` that gives another output for a row of x alone, from the same input."""
-    names = {module: f"model.{name}" if name else "model" for name, module in model.named_modules()}
+    names = {module: f"model.{plain(name)}".rstrip(".") for name, module in model.named_modules()}
     alone = _calls(run, x[row : row + 1])
     for module, whole in _calls(run, x).items():
         pairs = zip(whole, alone.get(module, ([], [])), strict=True)
