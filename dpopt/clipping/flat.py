@@ -239,13 +239,13 @@ class FlatModel(ClippingEngine):
         if self.way != "batch":
             return
         with suppress(Exception), self.at(theta):  # what cannot be looked at is run as it is, and fails there
-            others = [] if self._are_mapped(theta, x) else mixing.have_company(self.output, x, _spaced(x))
+            others = [] if self.are_mapped(theta, x) else mixing.have_company(self.output, x, _spaced(x))
             if others:
                 name = mixing.first_apart(self.model, self.output, x, others[0])
                 self.go_alone(x, f"what {name} makes of an example depends on the others of its batch")
 
-    def _are_mapped(self, theta: Vector, x: Tensor) -> bool:
-        """True if `vmap` gives the outputs of the batch x."""
+    def are_mapped(self, theta: Vector, x: Tensor) -> bool:
+        """True if `vmap` gives the outputs of the batch x, so that no record depends on it."""
         with suppress(Exception):  # it cannot follow every model
             with self.state:
                 mapped = evaluation.outputs(partial(self.call, self.split(theta.clone())), x, "vmap")
@@ -355,7 +355,7 @@ class FlatModel(ClippingEngine):
         """
         quiet = mixing.repeatable(self.model, lambda: self.outputs(self.theta, x[:2]), x.device)
         with self.exact(), quiet, self.running():
-            if self._are_mapped(self.theta, x):
+            if self.are_mapped(self.theta, x):
                 return
             # In float64 no rounding hides a dependence, nor looks like one.
             for dtype in (torch.float64, None):

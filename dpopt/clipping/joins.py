@@ -55,6 +55,11 @@ class _Calls(TorchDispatchMode):
         self.is_alike = True
         self._before, self._path = before, path
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """The compiler of torch is not imported, which would take seconds, and time in each pass from then on."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         taken, given = _tensors((args, kwargs)), _tensors(result)

@@ -120,6 +120,8 @@ def _must_be_alone(engine: FlatModel, x: Tensor, is_on: Callable[[nn.Module], bo
     for is_training in (True, False):
         mixing.set_modes(engine.model, is_on if is_training else lambda module: False)
         with engine.running():
+            if engine.are_mapped(engine.theta, x):
+                continue
             others = mixing.have_company(engine.output, x, range(len(x)))
             if others:
                 name = mixing.first_apart(engine.model, engine.output, x, others[0])

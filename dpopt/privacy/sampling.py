@@ -129,14 +129,16 @@ def add_gaussian(total: Tensor, std: float | Tensor, seed: int, draw: int, relea
             part.add_(_long_tailed(part, generator).mul_(std))
 
 
-def grid_step(std: float | Tensor) -> Tensor:
+def grid_step(std: float | Tensor) -> float | Tensor:
     """The step of the grid for releases with noise of this `std`: a power of two in (std 2^-13, std 2^-12].
 
     A std is taken as at least 2^-114, as float32 has no normal number for a smaller one's step.
     """
-    # Not looked at, as a GPU would be waited for.
-    std = torch.as_tensor(std, dtype=torch.float64).clamp(_LEAST_STD, _MOST_STD)
     # By the mantissa, in [1/2, 1): a logarithm could be rounded up to the next whole number.
+    if not isinstance(std, Tensor):
+        return 2.0 ** (math.frexp(min(max(std, _LEAST_STD), _MOST_STD))[1] - 13)
+    # Not looked at, as a GPU would be waited for.
+    std = std.double().clamp(_LEAST_STD, _MOST_STD)
     return std / torch.frexp(std).mantissa * 2.0**-13
 
 
