@@ -169,7 +169,7 @@ def _must_be_cheap(engine: FlatModel, x: Tensor, y: Tensor) -> None:
 
     with mixing.trial(engine.state), engine.running():
         engine.model.eval()
-        if not mixing.have_company(engine.output, some, range(_ALONE)):
+        if not mixing.company(engine.model, engine.output, some, range(_ALONE)):
             return
         times = min(seconds("loop") for _ in range(2)) / min(seconds("batch") for _ in range(2))
     if times > _MOST_TIMES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,10 +23,12 @@ def outputs(model: Callable[[Tensor], Any], x: Tensor, way: Way) -> Any:
     if way == "loop":
         return pytree.tree_map(lambda *parts: torch.cat(parts), *(model(each) for each in x.split(1)))
 
-    def one(record: Tensor) -> Any:
-        return pytree.tree_map(lambda part: part.squeeze(0), model(record.unsqueeze(0)))
+    return vmap(partial(of_one, model), randomness="different")(x)
 
-    return vmap(one, randomness="different")(x)
+
+def of_one(model: Callable[[Tensor], Any], record: Tensor) -> Any:
+    """What `model` makes of one record, [...]."""
+    return pytree.tree_map(lambda part: part.squeeze(0), model(record.unsqueeze(0)))
 
 
 def mapped(change: Callable[[Tensor], Any], value: Any) -> Any:

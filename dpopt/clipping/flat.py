@@ -239,10 +239,9 @@ class FlatModel(ClippingEngine):
         if self.way != "batch":
             return
         with suppress(Exception), self.at(theta):  # what cannot be looked at is run as it is, and fails there
-            others = [] if self.are_mapped(theta, x) else mixing.have_company(self.output, x, _spaced(x))
-            if others:
-                name = mixing.first_apart(self.model, self.output, x, others[0])
-                self.go_alone(x, f"what {name} makes of an example depends on the others of its batch")
+            reason = None if self.are_mapped(theta, x) else mixing.company(self.model, self.output, x, _spaced(x))
+            if reason:
+                self.go_alone(x, reason)
 
     def are_mapped(self, theta: Vector, x: Tensor) -> bool:
         """True if `vmap` gives the outputs of the batch x, so that no record depends on it."""
@@ -371,9 +370,8 @@ class FlatModel(ClippingEngine):
 
     def _some_must_be_alone(self, x: Tensor, y: Tensor) -> None:
         rows = _spaced(x)
-        if others := mixing.have_company(self.output, x, rows):
-            name = mixing.first_apart(self.model, self.output, x, others[0])
-            raise Unsupported(f"what {name} makes of an example depends on the others of its batch")
+        if reason := mixing.company(self.model, self.output, x, rows):
+            raise Unsupported(reason)
         few = rows[:: max(1, len(rows) // _COMPARED)]
         norms = self.losses_and_norms(x, y)[1][few]
         alone = torch.cat([self.losses_and_norms(x[i : i + 1], y[i : i + 1])[1] for i in few])

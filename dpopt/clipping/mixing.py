@@ -186,15 +186,17 @@ def _must_not_mix(find: _Find, x: Tensor, extremes: bool, source: Tensor | None)
                 raise Unsupported("what it makes of an example depends on the other examples of the batch")
 
 
-def have_company(run: Callable[[Tensor], Any], x: Tensor, rows: Iterable[int]) -> list[int]:
-    """Those `rows` of records x for which `run` makes something else of the record in the batch than of it alone.
+def company(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, rows: Iterable[int]) -> str | None:
+    """The module of `model` by which a record, one of `rows` of x, is another one in the batch than alone, in words.
 
-    None, where it draws random numbers: then nothing can be compared.
+    None where `run`, a pass of the model, shows no such record, or draws random numbers: then nothing can be compared.
     """
     together, is_random = watch_generators(lambda: tensors_of(run(x)), x.device)
-    if is_random:
-        return []
-    return [row for row in rows if _is_apart(together, row, len(x), tensors_of(run(x[row : row + 1])))]
+    for row in () if is_random else rows:
+        if _is_apart(together, row, len(x), tensors_of(run(x[row : row + 1]))):
+            name = _first_apart(model, run, x, row)
+            return f"what {name} makes of an example depends on the others of its batch"
+    return None
 
 
 def _is_apart(together: list[Tensor], row: int, count: int, alone: list[Tensor]) -> bool:
@@ -216,7 +218,7 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
     return ((a.isfinite() | b.isfinite()) & ~is_near).any(1)
 
 
-def first_apart(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, row: int) -> str:
+def _first_apart(model: nn.Module, run: Callable[[Tensor], Any], x: Tensor, row: int) -> str:
     """The name of the first module of `model` that gives another output for a row of x alone, from the same input."""
     names = {module: f"model.{plain(name)}".rstrip(".") for name, module in model.named_modules()}
     alone = _calls(run, x[row : row + 1])

@@ -120,12 +120,10 @@ def _must_be_alone(engine: FlatModel, x: Tensor, is_on: Callable[[nn.Module], bo
     for is_training in (True, False):
         mixing.set_modes(engine.model, is_on if is_training else lambda module: False)
         with engine.running():
-            if engine.are_mapped(engine.theta, x):
-                continue
-            others = mixing.have_company(engine.output, x, range(len(x)))
-            if others:
-                name = mixing.first_apart(engine.model, engine.output, x, others[0])
-                _go_alone(engine, x, f"what {name} makes of an example depends on the others of its batch", is_training)
+            is_apart = engine.are_mapped(engine.theta, x)
+            reason = None if is_apart else mixing.company(engine.model, engine.output, x, range(len(x)))
+            if reason:
+                _go_alone(engine, x, reason, is_training)
 
 
 def _go_alone(engine: FlatModel, x: Tensor, reason: str, is_training: bool) -> None:

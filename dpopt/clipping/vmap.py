@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
-from torch.utils import _pytree as pytree
 
+from dpopt.clipping.evaluation import of_one
 from dpopt.clipping.flat import (
     FlatModel,
     FullPrecision,
@@ -99,14 +99,11 @@ class VmapEngine(FlatModel):
             graded, _ = self._gradients(theta.detach(), x, y)
         return torch.cat([g.reshape(len(x), -1) for g in graded], dim=1)
 
-    def _example_output(self, parts: list[Tensor], x: Tensor) -> Tensor:
-        return pytree.tree_map(lambda part: part.squeeze(0), self.call(parts, x.unsqueeze(0)))
-
     def _example_loss(self, parts: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
         return self.loss.alone(self.call(parts, x.unsqueeze(0)), y.unsqueeze(0)).squeeze(0)
 
     def _example_pull(self, parts: list[Tensor], x: Tensor, back: Tensor) -> list[Tensor]:
-        return vjp(lambda parts: self._example_output(parts, x), parts)[1](back)[0]
+        return vjp(lambda parts: of_one(partial(self.call, parts), x), parts)[1](back)[0]
 
 
 def _each(function: Callable[..., Any], parts: list[Tensor], *rows: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from dpopt.clipping.flat import gradient, gradients
 from dpopt.clipping.losses import named
 from dpopt.clipping.mixing import beside, forked
+from dpopt.clipping.names import plain
 from dpopt.clipping.views import Multiplied, multiplied, refuse_mixing, refuse_sharing
 from dpopt.errors import ConfigError, cut
 from dpopt.privacy.sampling import send
@@ -230,7 +231,7 @@ def _unreached(model: nn.Module, losses: Tensor) -> set[_Place]:
     # Without a graph there is nothing to learn, which is another warning.
     if not losses.requires_grad:
         return set()
-    trained = [(name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters() if p.requires_grad]
+    trained = [(plain(name), p) for name, p in model.named_parameters() if p.requires_grad]
     places, stop, uses = set(), 0, _uses(losses)
     for (name, parameter), grad in zip(trained, gradients(losses.sum(), [p for _, p in trained]), strict=True):
         start, stop = stop, stop + parameter.numel()
